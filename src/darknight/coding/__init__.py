@@ -1,0 +1,24 @@
+"""The maths of the masking: scheme, coefficients, encode, decode, gradient, in two arithmetics.
+
+Pure functions; no I/O, clock, logging or global randomness. README.md maps words to the paper's letters.
+"""
+
+from darknight.coding.batches import joined, virtual_batches
+from darknight.coding.code import Code, Mixing, decoder
+from darknight.coding.draw import draw_code
+from darknight.coding.scheme import PRIME_25, PRIME_28, WITNESS, Field, Real, Scheme
+
+__all__ = [
+    "PRIME_25",
+    "PRIME_28",
+    "WITNESS",
+    "Code",
+    "Field",
+    "Mixing",
+    "Real",
+    "Scheme",
+    "decoder",
+    "draw_code",
+    "joined",
+    "virtual_batches",
+]

@@ -1,0 +1,113 @@
+"""Small exact linear algebra: over F_p with Python integers, over the rationals with fractions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations, islice
+from math import comb
+from typing import overload
+
+import torch
+from torch import Tensor
+
+Number = int | Fraction
+Matrix = tuple[tuple[Number, ...], ...]
+IntMatrix = tuple[tuple[int, ...], ...]
+
+_CHUNK = 1 << 15
+
+
+@overload
+def inverse(matrix: Sequence[Sequence[int]], prime: int) -> IntMatrix | None: ...
+
+
+@overload
+def inverse(matrix: Sequence[Sequence[Number]], prime: None) -> Matrix | None: ...
+
+
+def inverse(matrix: Sequence[Sequence[Number]], prime: int | None) -> Matrix | None:
+    """The inverse over F_p, or over the rationals when prime is None; None for a singular matrix."""
+    size = len(matrix)
+    work = [
+        [_element(value, prime) for value in row] + [_element(int(i == j), prime) for j in range(size)]
+        for i, row in enumerate(matrix)
+    ]
+    for column in range(size):
+        pivot = next((i for i in range(column, size) if work[i][column]), None)
+        if pivot is None:
+            return None
+        work[column], work[pivot] = work[pivot], work[column]
+        factor = pow(int(work[column][column]), -1, prime) if prime else 1 / Fraction(work[column][column])
+        work[column] = [_element(value * factor, prime) for value in work[column]]
+        for i in range(size):
+            if i != column and work[i][column]:
+                scale = work[i][column]
+                work[i] = [_element(x - scale * y, prime) for x, y in zip(work[i], work[column], strict=True)]
+    return tuple(tuple(row[size:]) for row in work)
+
+
+def multiply(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], prime: int) -> IntMatrix:
+    columns = list(zip(*right, strict=True))
+    return tuple(
+        tuple(sum(x * y for x, y in zip(row, column, strict=True)) % prime for column in columns) for row in left
+    )
+
+
+def transpose(matrix: Sequence[Sequence[int]]) -> IntMatrix:
+    return tuple(tuple(column) for column in zip(*matrix, strict=True))
+
+
+def row_sets(rows: int, size: int) -> int:
+    """How many sets of `size` rows there are."""
+    return comb(rows, size)
+
+
+def all_minors_nonzero(matrix: Sequence[Sequence[int]], prime: int) -> bool:
+    """Whether every set of as many rows as there are columns is invertible over F_p. Every set is tried."""
+    table = torch.tensor([[value % prime for value in row] for row in matrix], dtype=torch.int64)
+    rows, columns = table.shape
+    sets = combinations(range(rows), columns)
+    while chunk := list(islice(sets, _CHUNK)):
+        if not bool(_invertible(table[torch.tensor(chunk)], prime).all()):
+            return False
+    return True
+
+
+def parity_check(matrix: Sequence[Sequence[int]], base: Sequence[int], prime: int) -> IntMatrix:
+    """Columns that annihilate the code: as many as there are rows beyond the base; one row for each worker.
+
+    Any set of (number of columns of `matrix`) rows of `matrix` is invertible exactly if the rows of the result that
+    belong to the other workers are.
+    """
+    solved = inverse([matrix[i] for i in base], prime)
+    assert solved is not None
+    others = [i for i in range(len(matrix)) if i not in base]
+    weights = multiply([matrix[i] for i in others], solved, prime)  # others expressed in base rows
+    result: list[tuple[int, ...]] = [()] * len(matrix)
+    for place, worker in enumerate(base):
+        result[worker] = tuple(-row[place] % prime for row in weights)
+    for place, worker in enumerate(others):
+        result[worker] = tuple(int(place == column) for column in range(len(others)))
+    return tuple(result)
+
+
+def _element(value: Number, prime: int | None) -> Number:
+    return value % prime if prime else value
+
+
+def _invertible(batch: Tensor, prime: int) -> Tensor:
+    """Fraction-free elimination over F_p for a whole batch of square matrices at once."""
+    batch = batch.clone()
+    size = batch.shape[1]
+    good = torch.ones(len(batch), dtype=torch.bool)
+    every = torch.arange(len(batch))
+    for column in range(size):
+        place = column + (batch[:, column:, column] != 0).to(torch.int8).argmax(1)
+        pivot, displaced = batch[every, place], batch[:, column].clone()
+        good &= pivot[:, column] != 0
+        batch[every, place], batch[:, column] = displaced, pivot
+        below = batch[:, column + 1 :]
+        lead = below[:, :, column, None] * pivot[:, None, :]
+        batch[:, column + 1 :] = (below * pivot[:, column, None, None] - lead) % prime
+    return good

@@ -1,0 +1,25 @@
+"""Virtual batches: a batch of B examples as G = ceil(B / K) groups of K, the last one padded with zero rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def virtual_batches(batch: Tensor, inputs: int) -> Tensor:
+    """(example, ...) -> (group, input, ...). Padding rows are zeros and are masked like the rest."""
+    examples = batch.shape[0]
+    groups = -(-examples // inputs)
+    missing = groups * inputs - examples
+    if missing:
+        batch = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])])
+    return (
+        batch.view(groups, inputs, *batch.shape[1:])
+        if batch.is_contiguous()
+        else batch.reshape(groups, inputs, *batch.shape[1:])
+    )
+
+
+def joined(groups: Tensor, examples: int) -> Tensor:
+    """The inverse: (group, input, ...) -> (example, ...), without the padding rows."""
+    return groups.flatten(0, 1)[:examples]

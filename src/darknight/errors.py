@@ -1,0 +1,52 @@
+"""Every error that DarKnight raises on purpose.
+
+    DarKnightError
+    ├── SchemeError        a scheme that is unsafe or impossible; the message names the remedy
+    ├── OpError            an operation with arguments that it does not support
+    ├── EncodingError      values that cannot be encoded: not finite, or too large for their range
+    ├── RandomnessError    a generator that may not be used here: copied, forked, used up, or asked to repeat itself
+    ├── RangeError         an honest result that does not fit the field: retry at a smaller scale, blame nobody
+    └── IntegrityError     a result that is not the one that was asked for: somebody lied
+
+Messages are for people: where, what was found, what was needed, what to do. They never contain data values.
+Attributes are for programs.
+"""
+
+from __future__ import annotations
+
+
+class DarKnightError(Exception):
+    """The root of the tree."""
+
+
+class SchemeError(DarKnightError, ValueError):
+    """The scheme asks for something unsafe or impossible."""
+
+
+class OpError(DarKnightError, ValueError):
+    """The operation does not support these arguments."""
+
+
+class EncodingError(DarKnightError, ValueError):
+    """The values cannot be encoded."""
+
+
+class RandomnessError(DarKnightError, RuntimeError):
+    """The generator refuses, because going on could use the same noise twice."""
+
+
+class _CheckError(DarKnightError):
+    """A failed check; `kind` is the pass ("forward", "grad_input", "grad_weight"), `check` the method that noticed."""
+
+    def __init__(self, message: str, *, kind: str, check: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.check = check
+
+
+class RangeError(_CheckError):
+    """The result is right modulo the prime but not as an integer: it wrapped around."""
+
+
+class IntegrityError(_CheckError):
+    """The result is wrong. Nothing of it may be used."""

@@ -1,0 +1,199 @@
+"""Freivalds' check, two-sided, of decoded integers in F_p and in a second field F_q.
+
+Both sides of a bilinear identity (see ops.op) are weighed with secret random u and v and compared. What is compared has
+one element for each position instead of one for each example, channel and position, so it costs a fraction of the pass.
+
+    wrong modulo p                      somebody lied: IntegrityError
+    right modulo p, wrong modulo q      the integer wrapped around modulo p: RangeError, nobody is blamed
+
+Guarantees: a result that differs from the true one in any element passes with probability at most 2^-40, whatever the
+    workers did and knew (contract test: tests/integrity/test_freivalds.py). Entries of u and v are uniform over N
+    values; a wrong bilinear form vanishes with probability at most 2/N; R repetitions make it (2/N)^R <= 2^-40. The
+    same holds for noticing a wrap-around.
+Assumes: u and v are fresh, secret and independent of the answers, which were received before they are drawn.
+Leaks: to the worker, that a check failed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darknight.coding import WITNESS
+from darknight.errors import IntegrityError, OpError, RangeError
+from darknight.ops import BilinearOp, collapse_rows
+from darknight.ops.field import EXACT, centred, exact, limbs_for, recombined, residues, split
+from darknight.ops.op import Shape
+from darknight.randomness import Stream, uniform_below
+from darknight.types import Pass
+
+SOUNDNESS_BITS = 40
+_WIDEST = 24  # bits of an entry of u or v: 2^24 values are distinct modulo either prime
+
+
+def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int, stream: Stream) -> Tensor:
+    """y, if it is <w, x>: centred integers y, quantised x and w."""
+    rows, weight = op.rows(y), w.to(torch.float64)
+    y_shape = op.output_shape(tuple(x.shape), tuple(w.shape))
+    _expect(y, y_shape, Pass.FORWARD)
+    plan = repetitions(max(rows.shape[0], *op.channels(tuple(w.shape))), prime)
+    u = _vectors(stream, plan, op.channels(tuple(w.shape))[0])
+    v = _vectors(stream, plan, rows.shape[0])
+    folded = _fold_channels(op, rows, u, 1)
+    weights, inputs = op.fold_weight_output(weight, u), _fold_rows(op.rows(x), v)
+    expected = _projected(weights, inputs, 1, prime, lambda rows, stack: op.project_forward(rows, stack, y_shape))
+    _compare(Pass.FORWARD, prime, [collapse_rows(centred(folded, m), v) for m in _moduli(prime)], expected)
+    return y
+
+
+def verified_grad_input(op: BilinearOp, gx: Tensor, delta: Tensor, w: Tensor, prime: int, stream: Stream) -> Tensor:
+    """gx, if it is <w, delta>^T: centred integers gx, quantised delta and w."""
+    x_shape = tuple(gx.shape)
+    rows, weight = op.rows(gx), w.to(torch.float64)
+    _expect(delta, op.output_shape(x_shape, tuple(w.shape)), Pass.GRAD_INPUT)
+    plan = repetitions(max(rows.shape[0], *op.channels(tuple(w.shape))), prime)
+    u = _vectors(stream, plan, op.channels(tuple(w.shape))[1])
+    v = _vectors(stream, plan, rows.shape[0])
+    folded = _fold_channels(op, rows, u, 1)
+    weights, deltas = op.fold_weight_input(weight, u), _fold_rows(op.rows(delta), v)
+    expected = _projected(
+        weights, deltas, op.copies(x_shape), prime, lambda rows, stack: op.project_grad_input(rows, stack, x_shape)
+    )
+    _compare(Pass.GRAD_INPUT, prime, [collapse_rows(centred(folded, m), v) for m in _moduli(prime)], expected)
+    return gx
+
+
+def verified_grad_weight(op: BilinearOp, gw: Tensor, x: Tensor, delta: Tensor, prime: int, stream: Stream) -> Tensor:
+    """gw, if it is <delta, x>: centred integers gw, quantised x and delta."""
+    w_shape = tuple(gw.shape)
+    _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
+    outs, ins = op.channels(w_shape)
+    plan = repetitions(max(outs, ins), prime)
+    u, v = _vectors(stream, plan, outs), _vectors(stream, plan, ins)
+    folded = op.fold_weight_output(gw.to(torch.float64), u)
+    inputs = _fold_channels(op, op.rows(x), v, op.groups)
+    deltas = _fold_channels(op, op.rows(delta), u, op.groups)
+    terms = x.shape[0] * op.positions(tuple(x.shape), tuple(delta.shape))
+
+    def project(left: Tensor, right: Tensor) -> Tensor:
+        return op.project_grad_weight(left, right, w_shape)
+
+    expected = [
+        exact(
+            project,
+            centred(inputs, m),
+            centred(deltas, m),
+            bound=m // 2 + 8,
+            reach=(m // 2 + 8) * float(terms),
+            prime=m,
+        )
+        for m in _moduli(prime)
+    ]
+    _compare(Pass.GRAD_WEIGHT, prime, [op.contract_folded(centred(folded, m), v) for m in _moduli(prime)], expected)
+    return gw
+
+
+@dataclass(frozen=True)
+class Repetitions:
+    """How often to repeat, with entries of how many bits."""
+
+    count: int
+    bits: int
+
+    @property
+    def soundness(self) -> int:
+        """A wrong result passes with probability at most 2^-soundness."""
+        return self.count * (self.bits - 1)
+
+
+def repetitions(longest: int, prime: int) -> Repetitions:
+    """The fewest repetitions for 40 bits whose sums over `longest` field elements stay exact in float64."""
+    room = math.log2(EXACT) - (prime // 2 + 8).bit_length() - (max(1, longest) - 1).bit_length()
+    bits = min(_WIDEST, int(room) + 1)
+    if bits < 2:
+        raise OpError(f"a check over {longest} rows or channels is too long to be exact. Use a smaller batch.")
+    return Repetitions(-(-SOUNDNESS_BITS // (bits - 1)), bits)
+
+
+def _moduli(prime: int) -> tuple[int, int]:
+    return prime, WITNESS[prime]
+
+
+def _projected(
+    weights: Tensor, rows: Tensor, copies: int, prime: int, project: Callable[[Tensor, Tensor], Tensor]
+) -> list[Tensor]:
+    """The cheap side modulo each prime: the digits of the folded weights, for both primes at once, meet the rows."""
+    largest = max(map(abs, torch.stack(rows.aminmax()).tolist())) if rows.numel() else 0.0
+    limbs = limbs_for(prime // 2 + 8, largest * copies * math.prod(weights.shape[1:]))
+    digits = [split(centred(weights, m), limbs) for m in _moduli(prime)]
+    results = project(rows, torch.stack([digit for group in digits for digit in group], dim=1)).unbind(1)
+    groups = results[: limbs.count], results[limbs.count :]
+    return [
+        recombined([centred(partial, m) for partial in group], limbs, m)
+        for group, m in zip(groups, _moduli(prime), strict=True)
+    ]
+
+
+def _compare(kind: Pass, prime: int, found: list[Tensor], expected: list[Tensor]) -> None:
+    equal = [
+        torch.equal(residues(centred(ours, m), m), residues(theirs, m))
+        for ours, theirs, m in zip(found, expected, _moduli(prime), strict=True)
+    ]
+    if not equal[0]:
+        raise IntegrityError(
+            f"{kind.value}: the result is not the product of its operands. A worker returned a wrong answer.",
+            kind=kind.value,
+            check="freivalds",
+        )
+    if not equal[1]:
+        raise RangeError(
+            f"{kind.value}: the result exceeds the field's range. Repeat the pass at a smaller scale.",
+            kind=kind.value,
+            check="freivalds",
+        )
+
+
+def _vectors(stream: Stream, plan: Repetitions, length: int) -> Tensor:
+    """(rep, length), uniform over the 2^bits integers around zero."""
+    return uniform_below(stream, (plan.count, length), 1 << plan.bits).sub_(1 << (plan.bits - 1)).to(torch.float64)
+
+
+_CHUNK = 1 << 19  # elements converted to float64 at a time: they stay in cache between conversion and product
+
+
+class _Scratch(threading.local):
+    """One buffer for conversions, kept: fresh memory costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(0, dtype=torch.float64)
+
+    def doubles(self, part: Tensor) -> Tensor:
+        """`part` in float64; valid until the next call."""
+        if self.buffer.numel() < part.numel():
+            self.buffer = torch.empty(max(_CHUNK, part.numel()), dtype=torch.float64)
+        return self.buffer[: part.numel()].view(part.shape).copy_(part)
+
+
+_scratch = _Scratch()
+
+
+def _fold_channels(op: BilinearOp, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
+    step = max(1, _CHUNK // max(1, rows[:1].numel()))
+    return torch.cat([op.fold_channels(_scratch.doubles(part), vectors, groups) for part in torch.split(rows, step)])
+
+
+def _fold_rows(rows: Tensor, vectors: Tensor) -> Tensor:
+    flat = rows.reshape(rows.shape[0], -1)
+    step = max(1, _CHUNK // max(1, flat.shape[0]))
+    folded = torch.cat([vectors @ _scratch.doubles(part) for part in torch.split(flat, step, dim=1)], dim=1)
+    return folded.view(vectors.shape[0], *rows.shape[1:])
+
+
+def _expect(tensor: Tensor, shape: Shape, kind: Pass) -> None:
+    if tuple(tensor.shape) != shape:
+        raise OpError(f"{kind.value}: a tensor {tuple(tensor.shape)} where {shape} belongs.")

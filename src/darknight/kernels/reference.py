@@ -1,0 +1,64 @@
+"""Linear combinations modulo a prime and on a grid, and fixed-point rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# A coefficient and a residue are both below 2^28, so a product is below 2^56 and this many of them fit an int64.
+_TERMS_BETWEEN_REDUCTIONS = 64
+
+
+def combine(
+    matrix: Sequence[Sequence[int]], sources: Sequence[Tensor], prime: int, *, out: Tensor, centred: bool
+) -> Tensor:
+    """out[row] = sum over source of matrix[row][source] * sources[source]  (mod prime).
+
+    Sources are integer tensors with magnitudes below 2^28; so are the coefficients. With `centred` results lie in
+    [-(prime-1)/2, (prime-1)/2], otherwise in [0, prime). Zero coefficients cost nothing, so the systematic code is
+    encoded and decoded with additions alone.
+    """
+    half = prime // 2 if centred else 0
+    for row, target in zip(matrix, out, strict=True):
+        total = torch.zeros(target.shape, dtype=torch.int64)
+        terms = 0
+        for coefficient, source in zip(row, sources, strict=True):
+            if coefficient:
+                if terms == _TERMS_BETWEEN_REDUCTIONS:
+                    total.remainder_(prime)
+                    terms = 1
+                total.add_(source, alpha=coefficient)
+                terms += 1
+        target.copy_(total.add_(half).remainder_(prime).sub_(half))
+    return out
+
+
+def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:
+    """out[row] = sum over source of matrix[row][source] * sources[source], in float64.
+
+    Exact when coefficients and sources are integers and every sum stays below 2^53 in magnitude.
+    """
+    for row, target in zip(matrix, out, strict=True):
+        total = torch.zeros(target.shape, dtype=torch.float64)
+        for coefficient, source in zip(row, sources, strict=True):
+            if coefficient:
+                total.add_(source, alpha=coefficient)
+        target.copy_(total)
+    return out
+
+
+def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
+    """round(values * 2^exponent), ties to even, as int32."""
+    return values.mul(2.0**exponent).round_().to(torch.int32)
+
+
+def quantise_stochastic(values: Tensor, exponent: int, uniforms: Tensor) -> Tensor:
+    """floor(values * 2^exponent + u) with u uniform in [0, 1): unbiased, as int32."""
+    return values.mul(2.0**exponent).add_(uniforms).floor_().to(torch.int32)
+
+
+def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
+    """integers * 2^-exponent; one rounding, when the integers have more bits than the dtype."""
+    return integers.to(dtype).mul_(2.0**-exponent)

@@ -1,0 +1,237 @@
+"""Convolutions in one, two and three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from darknight.errors import OpError
+from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.padding import Padding
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@dataclass(frozen=True)
+class Conv(BilinearOp):
+    """x (example, in, *spatial), w (out, in / groups, *kernel); the arguments of torch.nn.Conv1d/2d/3d, one per axis.
+
+    `padding` may be given as numbers, as Padding, or as "same" (which then needs `kernel`) or "valid"; use `Conv.make`.
+    """
+
+    stride: tuple[int, ...]
+    padding: Padding
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    name: ClassVar[str] = "conv"
+
+    def __post_init__(self) -> None:
+        if self.axes not in _CONVOLUTIONS or len(self.dilation) != self.axes or len(self.padding.amounts) != self.axes:
+            raise OpError("conv: stride, padding and dilation need one entry for each of 1, 2 or 3 spatial axes.")
+        if min(*self.stride, *self.dilation, self.groups) < 1:
+            raise OpError("conv: stride, dilation and groups must be at least 1.")
+
+    @classmethod
+    def make(
+        cls,
+        kernel: tuple[int, ...],
+        *,
+        stride: int | tuple[int, ...] = 1,
+        padding: int | str | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+    ) -> Conv:
+        """From the arguments of torch.nn.Conv*d."""
+        axes = len(kernel)
+        steps, holes = per_axis(stride, axes), per_axis(dilation, axes)
+        if padding == "same":
+            if any(step != 1 for step in steps):
+                raise OpError('conv: padding="same" is defined for stride 1 only.')
+            totals = [hole * (size - 1) for hole, size in zip(holes, kernel, strict=True)]
+            amounts = tuple((total // 2, total - total // 2) for total in totals)
+        elif padding == "valid":
+            amounts = ((0, 0),) * axes
+        elif isinstance(padding, str):
+            raise OpError(f'conv: padding={padding!r}; needs numbers, "same" or "valid".')
+        else:
+            amounts = tuple((amount, amount) for amount in per_axis(padding, axes))
+        return cls(stride=steps, padding=Padding(amounts, padding_mode), dilation=holes, groups=groups)
+
+    @property
+    def axes(self) -> int:
+        return len(self.stride)
+
+    def output_shape(self, x_shape: Shape, w_shape: Shape) -> Shape:
+        fits = len(x_shape) == len(w_shape) == self.axes + 2
+        if not fits or x_shape[1] != w_shape[1] * self.groups or w_shape[0] % self.groups:
+            raise OpError(
+                f"conv: input {x_shape} and weight {w_shape} with groups={self.groups}; needs (example, in, *spatial) "
+                "and (out, in / groups, *kernel) with out divisible by groups."
+            )
+        padded = self.padding.padded(x_shape[2:])
+        sizes = tuple(
+            (size - hole * (kernel - 1) - 1) // step + 1
+            for size, kernel, step, hole in zip(padded, w_shape[2:], self.stride, self.dilation, strict=True)
+        )
+        if min(sizes) < 1:
+            raise OpError(f"conv: a kernel {w_shape[2:]} does not fit a padded input {padded}.")
+        return (x_shape[0], w_shape[0], *sizes)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        self.output_shape(tuple(x.shape), tuple(w.shape))
+        source, own = self._own_padding(x)
+        return _CONVOLUTIONS[self.axes](source, w, None, self.stride, own, self.dilation, self.groups)
+
+    def grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
+        self._expect(tuple(delta.shape), x_shape, tuple(w.shape))
+        spatial, own = self._padded_outside(x_shape[2:])
+        inner = delta.new_empty(1).expand(*x_shape[:2], *spatial)
+        grad = self._backward(delta, inner, w, own, (True, False, False))[0]
+        return grad if spatial == x_shape[2:] else self.padding.transpose(grad, x_shape[2:])
+
+    def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
+        self._expect(tuple(delta.shape), tuple(x.shape), w_shape)
+        source, own = self._own_padding(x)
+        return self._backward(delta, source, delta.new_empty(1).expand(w_shape), own, (False, True, False))[1]
+
+    def fan_in(self, w: Tensor, x_shape: Shape) -> float:
+        return float(w.abs().flatten(1).sum(1).max())
+
+    def fan_out(self, w: Tensor, x_shape: Shape) -> float:
+        grouped = w.abs().reshape(self.groups, w.shape[0] // self.groups, w.shape[1], -1)
+        return float(grouped.sum((1, 3)).max()) * self.copies(x_shape)
+
+    def copies(self, x_shape: Shape) -> int:
+        return self.padding.multiplicity(x_shape[2:])
+
+    def positions(self, x_shape: Shape, y_shape: Shape) -> int:
+        return prod(y_shape[2:])
+
+    # --- projections ------------------------------------------------------------------------------------------------
+    def rows(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def channels(self, w_shape: Shape) -> tuple[int, int]:
+        return w_shape[0], w_shape[1] * self.groups
+
+    def fold_channels(self, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
+        reps = vectors.shape[0]
+        if groups == 1:
+            folded = torch.matmul(vectors, rows.flatten(2))
+        else:
+            weights = vectors.view(reps, groups, -1).transpose(0, 1)  # (group, rep, channel)
+            folded = torch.matmul(weights, rows.reshape(rows.shape[0], groups, vectors.shape[1] // groups, -1))
+        return folded.reshape(rows.shape[0], groups * reps, *rows.shape[2:])
+
+    def fold_weight_output(self, w: Tensor, u: Tensor) -> Tensor:
+        return self.fold_first(w, u)
+
+    def fold_weight_input(self, w: Tensor, u: Tensor) -> Tensor:
+        return self.fold_second(w, u)
+
+    def contract_folded(self, folded: Tensor, v: Tensor) -> Tensor:
+        return self.contract(folded, v)
+
+    def project_forward(self, x: Tensor, w: Tensor, y_shape: Shape) -> Tensor:
+        # One matrix product for all taps, then shifted adds: no unfolded copy of x. Padding moves positions and leaves
+        # channels alone, so it can wait until the channels are summed.
+        taps = self._taps(w, x)
+        padded = self.padding.apply(taps.flatten(1, 2))
+        padded = padded.view(*taps.shape[:3], *padded.shape[2:])
+        total = x.new_zeros(*w.shape[:2], *y_shape[2:])
+        for tap, window in enumerate(self._windows(tuple(w.shape[3:]), y_shape[2:])):
+            total += padded[:, :, tap][(slice(None), slice(None), *window)]
+        return total
+
+    def project_grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
+        taps = self._taps(w, delta)
+        total = delta.new_zeros(*w.shape[:2], *self.padding.padded(x_shape[2:]))
+        for tap, window in enumerate(self._windows(tuple(w.shape[3:]), tuple(delta.shape[2:]))):
+            total[(slice(None), slice(None), *window)] += taps[:, :, tap]
+        return self.padding.transpose(total, x_shape[2:])
+
+    def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
+        padded = self.padding.apply(x)
+        every = slice(None)
+        axes = (0, *range(2, x.dim()))
+        windows = self._windows(w_shape[2:], tuple(delta.shape[2:]))
+        sums = [(padded[(every, every, *window)] * delta).sum(axes) for window in windows]
+        return torch.stack(sums, dim=1).view(-1, *w_shape[2:])
+
+    # --- w as (group, first, second, tap): shared with the transposed convolution ----------------------------------
+    def fold_first(self, w: Tensor, u: Tensor) -> Tensor:
+        """Sums over w's first axis, which u (rep, first) weighs: (rep, group * second, *kernel)."""
+        grouped = w.reshape(self.groups, w.shape[0] // self.groups, -1)
+        folded = torch.bmm(u.reshape(u.shape[0], self.groups, -1).transpose(0, 1), grouped)
+        return folded.transpose(0, 1).reshape(u.shape[0], -1, *w.shape[2:])
+
+    def fold_second(self, w: Tensor, u: Tensor) -> Tensor:
+        """Sums over w's second axis, which u (rep, group * second) weighs: (rep, first, *kernel)."""
+        grouped = w.reshape(self.groups, w.shape[0] // self.groups, w.shape[1], -1)
+        folded = torch.einsum("gfst,rgs->rgft", grouped, u.reshape(u.shape[0], self.groups, -1))
+        return folded.reshape(u.shape[0], -1, *w.shape[2:])
+
+    def contract(self, folded: Tensor, v: Tensor) -> Tensor:
+        """(rep, group * channel, *kernel) and v (rep, group * channel) -> (group * rep, *kernel)."""
+        reps, channels = v.shape
+        grouped = folded.reshape(reps, self.groups, channels // self.groups, -1)
+        weights = v.reshape(reps, self.groups, channels // self.groups, 1)
+        return (grouped * weights).sum(2).transpose(0, 1).reshape(-1, *folded.shape[2:])
+
+    @staticmethod
+    def _taps(w: Tensor, rows: Tensor) -> Tensor:
+        """(rep, n, channel, *kernel) and (rep, channel, *spatial) -> (rep, n, tap, *spatial): channels summed."""
+        reps, stack = w.shape[:2]
+        weights = w.flatten(3).transpose(2, 3).reshape(reps, -1, w.shape[2])
+        return torch.bmm(weights, rows.flatten(2)).view(reps, stack, -1, *rows.shape[2:])
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+    def _windows(self, kernel: Shape, sizes: Shape) -> Iterator[tuple[slice, ...]]:
+        """For each tap of the kernel, the strided slice of the padded input that it meets."""
+        for tap in product(*[range(size) for size in kernel]):
+            yield tuple(
+                slice(at * hole, at * hole + step * (size - 1) + 1, step)
+                for at, hole, step, size in zip(tap, self.dilation, self.stride, sizes, strict=True)
+            )
+
+    def _own_padding(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """x and the padding that torch's convolution adds itself; anything but symmetric zeros is added here."""
+        if self.padding.symmetric_zeros:
+            return x, tuple(left for left, _ in self.padding.amounts)
+        return self.padding.apply(x), (0,) * self.axes
+
+    def _padded_outside(self, spatial: Shape) -> tuple[Shape, tuple[int, ...]]:
+        if self.padding.symmetric_zeros:
+            return spatial, tuple(left for left, _ in self.padding.amounts)
+        return self.padding.padded(spatial), (0,) * self.axes
+
+    def _backward(
+        self, delta: Tensor, x: Tensor, w: Tensor, own: tuple[int, ...], mask: tuple[bool, bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        zeros = [0] * self.axes
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            delta, x, w, None, self.stride, own, self.dilation, False, zeros, self.groups, mask
+        )
+        return result
+
+    def _expect(self, delta_shape: Shape, x_shape: Shape, w_shape: Shape) -> None:
+        needed = self.output_shape(x_shape, w_shape)
+        if delta_shape != needed:
+            raise OpError(f"conv: gradient {delta_shape} does not belong to input {x_shape}; needs {needed}.")
+
+
+def per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+    """One number for each spatial axis, as torch.nn reads it."""
+    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(values) != axes:
+        raise OpError(f"{len(values)} numbers {values} for {axes} spatial axes.")
+    return values

@@ -1,0 +1,76 @@
+"""Linear layers on any leading dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from darknight.errors import OpError
+from darknight.ops.op import BilinearOp, Shape
+
+
+@dataclass(frozen=True)
+class Linear(BilinearOp):
+    """y = x w^T along the last axis; x (example, ..., in), w (out, in)."""
+
+    name: ClassVar[str] = "linear"
+    groups: ClassVar[int] = 1  # type: ignore[misc]
+
+    def output_shape(self, x_shape: Shape, w_shape: Shape) -> Shape:
+        if len(w_shape) != 2 or len(x_shape) < 2 or x_shape[-1] != w_shape[1]:
+            raise OpError(f"linear: input {x_shape} and weight {w_shape}; needs (example, ..., in) and (out, in).")
+        return (*x_shape[:-1], w_shape[0])
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        self.output_shape(tuple(x.shape), tuple(w.shape))
+        return x @ w.t()
+
+    def grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
+        if tuple(delta.shape) != self.output_shape(x_shape, tuple(w.shape)):
+            raise OpError(f"linear: gradient {tuple(delta.shape)} does not belong to input {x_shape}.")
+        return delta @ w
+
+    def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
+        if tuple(delta.shape) != self.output_shape(tuple(x.shape), w_shape):
+            raise OpError(f"linear: gradient {tuple(delta.shape)} does not belong to input {tuple(x.shape)}.")
+        return self.rows(delta).t() @ self.rows(x)
+
+    def fan_in(self, w: Tensor, x_shape: Shape) -> float:
+        return float(w.abs().sum(1).max())
+
+    def fan_out(self, w: Tensor, x_shape: Shape) -> float:
+        return float(w.abs().sum(0).max())
+
+    def positions(self, x_shape: Shape, y_shape: Shape) -> int:
+        return prod(x_shape[1:-1])
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, tensor.shape[-1])
+
+    def channels(self, w_shape: Shape) -> tuple[int, int]:
+        return w_shape[0], w_shape[1]
+
+    def fold_channels(self, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
+        return rows @ vectors.t()
+
+    def fold_weight_output(self, w: Tensor, u: Tensor) -> Tensor:
+        return u @ w
+
+    def fold_weight_input(self, w: Tensor, u: Tensor) -> Tensor:
+        return u @ w.t()
+
+    def contract_folded(self, folded: Tensor, v: Tensor) -> Tensor:
+        return (folded * v).sum(1)
+
+    def project_forward(self, x: Tensor, w: Tensor, y_shape: Shape) -> Tensor:
+        return torch.bmm(w, x.unsqueeze(2)).squeeze(2)
+
+    def project_grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
+        return torch.bmm(w, delta.unsqueeze(2)).squeeze(2)
+
+    def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
+        return torch.einsum("nr,nr->r", x, delta)

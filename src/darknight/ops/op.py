@@ -1,0 +1,108 @@
+"""What an operation must offer to be outsourced."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class BilinearOp(ABC):
+    """y = <w, x>: linear in x and linear in w, one example at a time along the first axis. No bias.
+
+    Everything here is a linear or bilinear map written with ordinary float tensors. In float64 with integer values the
+    same code is exact as long as no sum reaches 2^53; `ops.field` splits operands so that none does.
+
+    Passes, in the names of the paper's Section on the backward pass:
+
+        forward      y  = <w, x>
+        grad_input   gx = <w, delta>^T
+        grad_weight  gw = <delta, x>, summed over examples and positions
+
+    Projections, for Freivalds' check. "row" stands for an example (Linear: for every vector along the last axis),
+    "rep" for one of R independent repetitions. Both sides of each line are equal for all u, v:
+
+        forward      sum_rows v sum_out u y    ==  project_forward(sum_rows v x, sum_out u w)
+        grad_input   sum_rows v sum_in  u gx   ==  project_grad_input(sum_rows v delta, sum_in u w)
+        grad_weight  sum_out u sum_in v gw     ==  project_grad_weight(sum_in v x, sum_out u delta)   (in each group)
+    """
+
+    name: ClassVar[str]
+    groups: int
+
+    # --- the three passes -------------------------------------------------------------------------------------------
+    @abstractmethod
+    def output_shape(self, x_shape: Shape, w_shape: Shape) -> Shape:
+        """The shape of y; raises OpError when x and w do not fit."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, w: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor: ...
+
+    @abstractmethod
+    def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor: ...
+
+    # --- how large a sum can grow -----------------------------------------------------------------------------------
+    @abstractmethod
+    def fan_in(self, w: Tensor, x_shape: Shape) -> float:
+        """An upper bound of sum |w| over the products that make one element of y."""
+
+    @abstractmethod
+    def fan_out(self, w: Tensor, x_shape: Shape) -> float:
+        """An upper bound of sum |w| over the products that make one element of gx."""
+
+    def copies(self, x_shape: Shape) -> int:
+        """How many elements of the padded input at most are copies of one element of x."""
+        return 1
+
+    @abstractmethod
+    def positions(self, x_shape: Shape, y_shape: Shape) -> int:
+        """An upper bound of the number of products of one example that make one element of gw."""
+
+    # --- projections ------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def rows(self, tensor: Tensor) -> Tensor:
+        """x, y, delta or gx with one row along the first axis and channels along the second."""
+
+    @abstractmethod
+    def channels(self, w_shape: Shape) -> tuple[int, int]:
+        """(output channels, input channels)."""
+
+    @abstractmethod
+    def fold_channels(self, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
+        """(row, channel, ...) and (rep, channel) -> (row, group * rep, ...): sums over each group's channels."""
+
+    @abstractmethod
+    def fold_weight_output(self, w: Tensor, u: Tensor) -> Tensor:
+        """w and u (rep, out) -> (rep, in, ...): sums over the output channels."""
+
+    @abstractmethod
+    def fold_weight_input(self, w: Tensor, u: Tensor) -> Tensor:
+        """w and u (rep, in) -> (rep, out, ...): sums over the input channels."""
+
+    @abstractmethod
+    def contract_folded(self, folded: Tensor, v: Tensor) -> Tensor:
+        """What fold_weight_output gave and v (rep, in) -> (group * rep, ...): sums over each group's inputs."""
+
+    @abstractmethod
+    def project_forward(self, x: Tensor, w: Tensor, y_shape: Shape) -> Tensor:
+        """(rep, in, ...) and (rep, n, in, ...) -> (rep, n, ...): the op with n output channels, one example per rep."""
+
+    @abstractmethod
+    def project_grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
+        """(rep, out, ...) and (rep, n, out, ...) -> (rep, n, ...): the transposed op with n input channels."""
+
+    @abstractmethod
+    def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
+        """(row, group * rep, ...) twice -> (group * rep, ...): one input and one output channel per group and rep."""
+
+
+def collapse_rows(folded: Tensor, vectors: Tensor) -> Tensor:
+    """(row, rep, ...) and (rep, row) -> (rep, ...): each rep with its own weights."""
+    weights = vectors.t().reshape(*folded.shape[:2], *[1] * (folded.dim() - 2))
+    return (folded * weights).sum(0)

@@ -1,0 +1,73 @@
+"""Distributions over a keystream: uniform integers, Gaussians on a grid, signs, Haar-orthogonal matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from darknight.errors import RandomnessError
+from darknight.randomness.keystream import Stream
+
+
+def uniform_below(stream: Stream, shape: Sequence[int], bound: int) -> Tensor:
+    """Exactly uniform integers in [0, bound), by rejection; int32 for bounds up to 2^31, else int64.
+
+    Each word is cut to the bits of bound - 1; what is still too large is drawn again. Never a remainder: that would
+    favour small values.
+    """
+    if not 1 <= bound <= 1 << 62:
+        raise RandomnessError(f"bound {bound}; uniform integers need 1 <= bound <= 2^62.")
+    dtype = torch.int32 if bound <= 1 << 31 else torch.int64
+    mask = (1 << (bound - 1).bit_length()) - 1
+    values = stream.words(math.prod(shape), dtype).bitwise_and_(mask)
+    while True:
+        rejected = (values > bound - 1).nonzero().squeeze(1)
+        values[rejected] = redrawn = stream.words(len(rejected), dtype).bitwise_and_(mask)
+        if not bool((redrawn > bound - 1).any()):
+            return values.view(*shape)
+
+
+def standard_normal(stream: Stream, shape: Sequence[int]) -> Tensor:
+    """Standard Gaussians in float64 by Box-Muller from pairs of 53-bit uniforms; |z| is at most 8.58."""
+    count = math.prod(shape)
+    pairs = (count + 1) // 2
+    uniforms = stream.words(2 * pairs, torch.int64).bitwise_and_((1 << 53) - 1).to(torch.float64)
+    first, second = uniforms[:pairs], uniforms[pairs:]
+    radius = first.add_(1.0).mul_(2.0**-53).log_().mul_(-2.0).sqrt_()  # the logarithm of a value in (0, 1]
+    angle = second.mul_(2.0 * math.pi * 2.0**-53)
+    gaussians = torch.empty(2 * pairs, dtype=torch.float64)
+    torch.cos(angle, out=gaussians[:pairs]).mul_(radius)
+    torch.sin(angle, out=gaussians[pairs:]).mul_(radius)
+    return gaussians[:count].view(*shape)
+
+
+def grid_gaussian(stream: Stream, shape: Sequence[int], std: float, mean: float = 0.0) -> Tensor:
+    """round(mean + std * z): Gaussian integers, as float64.
+
+    Without holes: z is spaced by at most 2^-50 below 8 and std may not exceed 2^48, so every integer there is reached.
+    Gaussians made in float32 are not: they miss one grid value in eight at std 2e4 on a grid of 2^-9.
+    """
+    if not 1.0 <= std <= 2.0**48 or abs(mean) > 2.0**52:
+        raise RandomnessError(f"grid Gaussian of std {std:g}, mean {mean:g} grid steps; needs 1 <= std <= 2^48.")
+    return standard_normal(stream, shape).mul_(std).add_(mean).round_()
+
+
+def random_signs(stream: Stream, count: int) -> Tensor:
+    """Independent fair signs, as float64."""
+    return uniform_below(stream, (count,), 2).to(torch.float64).mul_(2.0).sub_(1.0)
+
+
+def haar_orthogonal(stream: Stream, fixed: Tensor, columns: int) -> Tensor:
+    """`columns` orthonormal columns, Haar-distributed on the orthogonal complement of the columns of `fixed`.
+
+    With no fixed columns and columns == rows this is a Haar-orthogonal matrix. QR of a Gaussian matrix, with the signs
+    of R's diagonal moved into Q; without that the result is not Haar.
+    """
+    rows, kept = fixed.shape
+    gaussians = standard_normal(stream, (rows, columns))
+    basis, upper = torch.linalg.qr(torch.cat([fixed, gaussians], dim=1))
+    haar: Tensor = basis * torch.sign(torch.diagonal(upper))
+    return haar[:, kept:]

@@ -1,0 +1,88 @@
+"""What every test can use: the --full switch, the shared test material, and a summary that hides no skip."""
+
+import os
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run every test at its full count (make test-all)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--full"):
+        return
+    for item in items:
+        if "full" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="runs only with --full (make test-all)"))
+
+
+@pytest.fixture(scope="session")
+def full(request) -> bool:
+    """True when full counts are asked for: ``count = 10_000 if full else 200``."""
+    return request.config.getoption("--full")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of optional shared test material; the test is skipped where it is absent."""
+    folder = os.environ.get("DARKNIGHT_SHARED")
+    if not folder:
+        pytest.skip("DARKNIGHT_SHARED is not set")
+    if not Path(folder).is_dir():
+        pytest.skip("DARKNIGHT_SHARED does not name a folder")
+    return Path(folder)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--full"):
+        _full_table(terminalreporter)
+    _skips(terminalreporter)
+
+
+def _skips(reporter):
+    by_reason = defaultdict(list)
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        by_reason[reason.removeprefix("Skipped: ")].append(report.nodeid)
+    if not by_reason:
+        return
+    reporter.section("skipped")
+    for reason, tests in sorted(by_reason.items()):
+        reporter.write_line(f"{len(tests)} because: {reason}")
+        for test in sorted(tests):
+            reporter.write_line(f"    {test}")
+
+
+def _full_table(reporter):
+    """Counts and seconds per folder of tests, with the commit they belong to."""
+    outcomes = ("passed", "failed", "error", "skipped", "xfailed")
+    rows = defaultdict(lambda: dict.fromkeys((*outcomes, "seconds"), 0))
+    for outcome, reports in reporter.stats.items():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
+            row = rows[str(Path(report.location[0]).parent)]
+            row["seconds"] += report.duration
+            if outcome in outcomes:
+                row[outcome] += 1
+    reporter.section(f"full run, {_commit()}")
+    reporter.write_line(f"{'folder':<36}" + "".join(f"{name:>9}" for name in (*outcomes, "seconds")))
+    for folder, row in sorted(rows.items()):
+        counts = "".join(f"{row[name]:>9}" for name in outcomes)
+        reporter.write_line(f"{folder:<36}{counts}{row['seconds']:>9.1f}")
+
+
+def _commit() -> str:
+    def git(*command):
+        return subprocess.run(["git", "-C", ROOT, *command], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return f"commit {git('rev-parse', '--short=12', 'HEAD')}{' with local changes' if git('status', '-s') else ''}"
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
