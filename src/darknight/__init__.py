@@ -39,7 +39,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from darknight import errors
-    from darknight.coding.scheme import Field, Real, Scheme
+    from darknight.coding.arithmetic import Field, Real
+    from darknight.coding.scheme import Scheme
 
 __version__ = "0.1.0"
 
@@ -47,8 +48,8 @@ __all__ = ["Field", "Real", "Scheme", "__version__", "errors"]
 
 # Where each public name lives.
 _HOMES = {
-    "Field": "darknight.coding.scheme",
-    "Real": "darknight.coding.scheme",
+    "Field": "darknight.coding.arithmetic",
+    "Real": "darknight.coding.arithmetic",
     "Scheme": "darknight.coding.scheme",
     "errors": "darknight.errors",
 }

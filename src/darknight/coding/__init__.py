@@ -3,10 +3,11 @@
 Pure functions; no I/O, clock, logging or global randomness. README.md maps words to the paper's letters.
 """
 
+from darknight.coding.arithmetic import PRIME_25, PRIME_28, WITNESS, Field, Real
 from darknight.coding.batches import joined, virtual_batches
 from darknight.coding.code import Code, Mixing, decoder
 from darknight.coding.draw import draw_code
-from darknight.coding.scheme import PRIME_25, PRIME_28, WITNESS, Field, Real, Scheme
+from darknight.coding.scheme import Scheme
 
 __all__ = [
     "PRIME_25",

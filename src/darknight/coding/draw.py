@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from darknight.coding.arithmetic import Field
 from darknight.coding.code import Code
 from darknight.coding.dense import field_dense, real_dense
-from darknight.coding.scheme import Field, Scheme
+from darknight.coding.scheme import Scheme
 from darknight.coding.systematic import field_systematic, real_systematic
 from darknight.randomness import Stream
 

@@ -41,4 +41,4 @@ def bits_over(left_rms: float, right_rms: float, terms: int, prime: int) -> int:
 
 
 def rms(values: Tensor) -> float:
-    return float(values.to(torch.float32).square_().mean().sqrt()) if values.numel() else 0.0
+    return float(values.to(torch.float32).square().mean().sqrt()) if values.numel() else 0.0

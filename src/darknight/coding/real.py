@@ -1,14 +1,14 @@
 """Masking with Gaussian noise on a grid (the paper's arithmetic, without the holes of floating-point noise).
 
-Noise lives on a public grid h = 2^-k, data on the grid L h: x_q = round(x / (L h)). With R = round(S z) Gaussian
-integers, share j is the integer
+All values of a layer live on a public grid h = 2^-k: x_q = round(x / h). A noise row is R + U / L, with R = round(S z)
+a Gaussian integer and U uniform over the L integers around zero, and share j is the integer
 
-    L round(sum_i A1_ji x_q,i) + sum_m A2_jm R_m
+    round(sum_i A1_ji x_q,i) + round(sum_m A2_jm (R_m + U_m / L))
 
-times h: an exact sum, rounded once to the wire's dtype. L (`Mixing.divisor`) makes L times the inverse of every
-coalition's noise block an integer matrix. So data moves a coalition's shares by a vector of the lattice on which its
-noise lives, and only the Gaussian envelope tells one input from another. With L = 1 a row that carries c times the
-noise would show its data modulo c, with certainty: docs/adr/0002.
+times h: an exact int64, rounded once to the wire's dtype. L (`Mixing.divisor`) makes L times the inverse of every
+coalition's noise block an integer matrix, so the integer noise that a coalition meets takes every value, equally often
+up to the Gaussian envelope. Without the fraction U / L a row that carries c times the noise would show its data modulo
+c, with certainty: docs/adr/0002.
 
 Guarantees: M workers learn at most factor * C1^2 / (2 sigma^2) nats a feature from one masking, whatever the dependence
     between inputs; factor <= 1 for the systematic code (darknight.accounting has the bounds).
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darknight.coding.arithmetic import Real
 from darknight.coding.code import Code, Mixing, decoder
-from darknight.coding.scheme import Real
 from darknight.errors import EncodingError
 from darknight.kernels import combine_grid
-from darknight.randomness import Stream, grid_gaussian
+from darknight.randomness import Stream, grid_gaussian, uniform_below
 
 _TAIL = 8.6  # no Gaussian of ours is larger
 _FINEST = 40
@@ -38,17 +38,16 @@ _FINEST = 40
 
 @dataclass(frozen=True)
 class Grid:
-    """Noise in steps of 2^-exponent, data in `divisor` steps; `std` and `mean` in steps; inputs within `bound`."""
+    """Steps of 2^-exponent; noise of `std` and `mean` steps; inputs within `bound`."""
 
     exponent: int
-    divisor: int
     bound: float
     std: float
     mean: float
 
 
 def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
-    """The finest grid on which every share stays an exact integer below 2^53."""
+    """The finest grid on which every share is an exact int64 and the noise has no holes."""
     if not (math.isfinite(bound) and bound > 0):
         raise EncodingError(f"an input bound of {bound}; needs a positive number.")
     noise = mixing.unit * (_TAIL * arithmetic.noise_std + abs(arithmetic.noise_mean))
@@ -57,31 +56,49 @@ def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
         for data, row in zip(mixing.data, mixing.noise, strict=True)
     )
     magnitude = math.frexp(bound)[1]  # bound < 2^magnitude
-    finest = min(_FINEST, 53 - math.frexp(largest + 1)[1], 48 - math.frexp(mixing.unit * arithmetic.noise_std)[1])
+    finest = min(_FINEST, 62 - math.frexp(largest + 1)[1], 48 - math.frexp(mixing.unit * arithmetic.noise_std)[1])
     exponent = finest - magnitude
     steps = bound * 2.0**exponent
     std, mean = (mixing.unit * value * steps for value in (arithmetic.noise_std, arithmetic.noise_mean))
-    return Grid(exponent, mixing.divisor, bound, std, mean)
+    return Grid(exponent, bound, std, mean)
+
+
+def gradient_error(code: Code, arithmetic: Real) -> float:
+    """The relative error to expect of a weight gradient with masked deltas, for inputs a quarter of their bound.
+
+    Half a grid step of one factor meets the noise of the other, and the products of the two noises are rounded.
+    """
+    sides = [(mixing, [mixing.noise[j] for j in code.grad_rows]) for mixing in code.masking]
+    norm = math.sqrt(sum((mixing.unit * value) ** 2 for mixing, rows in sides for row in rows for value in row))
+    noise = arithmetic.noise_std + abs(arithmetic.noise_mean)
+    step = max(2.0 ** -grid_for(mixing, arithmetic, 1.0).exponent for mixing, _ in sides)
+    return 16 * noise * (step * norm / math.sqrt(12) + 3 * code.amplification * noise * 2.0**-53)
 
 
 def encode(mixing: Mixing, groups: Tensor, grid: Grid, stream: Stream, dtype: torch.dtype) -> Tensor:
     """Shares (Eq. 2): (group, input, *feature) -> (worker, group, *feature) in the wire's dtype."""
-    shares = torch.empty(mixing.workers, groups.shape[0], *groups.shape[2:], dtype=torch.float64)
+    shape = (mixing.workers, groups.shape[0], *groups.shape[2:])
+    mixed = torch.empty(shape, dtype=torch.float64)
     data = [[float(value) for value in row] for row in mixing.data]
-    combine_grid(data, to_grid(groups, grid).unbind(1), out=shares)
-    shares.round_().mul_(grid.divisor)
-    noise = grid_gaussian(stream, (mixing.colluders, *shares.shape[1:]), grid.std, grid.mean)
-    shares += combine_grid(mixing.noise, noise.unbind(0), out=torch.empty_like(shares))
-    return shares.mul_(2.0**-grid.exponent).to(dtype)
+    shares = combine_grid(data, to_grid(groups, grid).unbind(1), out=mixed).round_().to(torch.int64)
+    noise = grid_gaussian(stream, (mixing.colluders, *shape[1:]), grid.std, grid.mean).to(torch.int64)
+    carried = torch.empty(shape, dtype=torch.int64)
+    shares += combine_grid(mixing.noise, noise.unbind(0), out=carried)
+    if mixing.divisor > 1:
+        L = mixing.divisor
+        fractions = uniform_below(stream, noise.shape, L).to(torch.int64).sub_(L // 2)
+        combine_grid(mixing.noise, fractions.unbind(0), out=carried)
+        shares += carried.mul_(2).add_(L).div_(2 * L, rounding_mode="floor")  # round(carried / L), half up
+    return shares.to(torch.float64).mul_(2.0**-grid.exponent).to(dtype)
 
 
 def to_grid(values: Tensor, grid: Grid) -> Tensor:
-    """round(values / (L h)) as float64; raises EncodingError on values beyond the bound or not finite."""
+    """round(values / h) as float64; raises EncodingError on values beyond the bound or not finite."""
     if not bool((values.abs() <= grid.bound).all()):
         raise EncodingError(
             f"values that are not finite or exceed the declared bound {grid.bound:g}. Declare a larger bound."
         )
-    return (values.to(torch.float64) * (2.0**grid.exponent / grid.divisor)).round_()
+    return (values.to(torch.float64) * 2.0**grid.exponent).round_()
 
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor]) -> Tensor:

@@ -2,73 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from darknight.coding.arithmetic import Field, Real, is_whole
+from darknight.coding.real import gradient_error
 from darknight.coding.systematic import field_systematic, real_systematic
 from darknight.errors import SchemeError
 
-PRIME_25 = 2**25 - 39
-PRIME_28 = 2**28 - 57
-# The second prime of each field, in which a wrap-around modulo the first one shows.
-WITNESS = {PRIME_25: 2**25 - 49, PRIME_28: 2**28 - 89}
-
-_BITS = {PRIME_25: range(4, 12), PRIME_28: range(4, 13)}
 _MIXINGS = ("systematic", "dense")
 _INTEGRITIES = ("freivalds", "parity", "both", "off")
 # Noise beyond this many times the bound needs float64 workers; the paper's dense code in float32 is the exception.
 _FLOAT32_NOISE = 2e3
-_CARRIED_BITS = 6  # what must be left of an input, in bits, once it is added to the largest noise
-
-
-@dataclass(frozen=True)
-class Field:
-    """Fixed-point integers modulo a prime: uniform noise, exact decoding, no leakage from shares.
-
-    `bits` are the magnitude bits of a quantised value.
-    """
-
-    prime: int = PRIME_28
-    bits: int = 10
-
-    def __post_init__(self) -> None:
-        if self.prime not in WITNESS:
-            known = " or ".join(f"{prime}" for prime in WITNESS)
-            raise SchemeError(f"prime {self.prime!r}; use {known} (2^25 - 39 or 2^28 - 57).")
-        allowed = _BITS[self.prime]
-        if not _is_int(self.bits) or self.bits not in allowed:
-            raise SchemeError(f"bits={self.bits!r}; this prime carries {allowed.start} to {allowed.stop - 1} bits.")
-
-
-@dataclass(frozen=True)
-class Real:
-    """The paper's arithmetic: floats with Gaussian noise of noise_std (and noise_mean) times the input's bound."""
-
-    noise_std: float
-    noise_mean: float = 0.0
-    _: KW_ONLY
-    dtype: torch.dtype = torch.float64
-
-    def __post_init__(self) -> None:
-        if self.dtype not in (torch.float32, torch.float64):
-            raise SchemeError(f"dtype {self.dtype}; Real workers compute in torch.float64 or torch.float32.")
-        for name in ("noise_std", "noise_mean"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise SchemeError(f"{name}={value!r}; needs a finite number.")
-        if self.noise_std < 1:
-            raise SchemeError(
-                f"noise_std={self.noise_std:g}; noise smaller than the data hides nothing. Use at least 1."
-            )
-        mantissa = 53 if self.dtype == torch.float64 else 24
-        largest = abs(self.noise_mean) + 6 * self.noise_std
-        if largest > 2.0 ** (mantissa - _CARRIED_BITS):
-            remedy = "Lower the noise or use dtype=torch.float64." if mantissa == 24 else "Lower the noise."
-            raise SchemeError(
-                f"noise up to {largest:.3g} times the input is more than {self.dtype} can carry. {remedy}"
-            )
+_WORST_GRADIENT_ERROR = 2.0**-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +110,7 @@ class Scheme:
     def _check_types(self) -> None:
         for name, least in (("inputs", 1), ("colluders", 1), ("spares", 0)):
             value = getattr(self, name)
-            if not _is_int(value) or value < least:
+            if not is_whole(value) or value < least:
                 raise SchemeError(f"{name}={value!r}; needs a whole number of at least {least}.")
         if not isinstance(self.arithmetic, (Field, Real)):
             raise SchemeError(f"arithmetic={self.arithmetic!r}; use dk.Field() or dk.Real(noise_std).")
@@ -195,18 +142,14 @@ class Scheme:
             )
         if self.mixing == "dense":
             self._check_real_dense()
-            amplification = math.sqrt(self.base_workers)
-        else:
-            code = real_systematic(self.inputs, self.colluders, self.spares, self.sends_masked_gradients)
-            amplification = code.amplification
-        if self.sends_masked_gradients:
-            # Measured: the relative error of a weight gradient is about 20 times this product.
-            magnitude = abs(real.noise_mean) + real.noise_std
-            if 20 * amplification * magnitude**2 * 2.0**-53 > 2.0**-7:
-                raise SchemeError(
-                    f"noise of {magnitude:.3g} times the input, squared in the weight gradient, is more than float64 "
-                    "can carry. Lower the noise or use dk.Field()."
-                )
+            return
+        code = real_systematic(self.inputs, self.colluders, self.spares, self.sends_masked_gradients)
+        if code.masks_gradients and gradient_error(code, real) > _WORST_GRADIENT_ERROR:
+            raise SchemeError(
+                f"noise_std={real.noise_std:g} enters a weight gradient squared, and with inputs={self.inputs}, "
+                f"colluders={self.colluders}, spares={self.spares} that is more than float64 can carry. "
+                "Lower the noise, inputs or colluders, or use dk.Field()."
+            )
 
     def _check_real_dense(self) -> None:
         if self.colluders > 1:
@@ -219,7 +162,3 @@ class Scheme:
                 f'inputs={self.inputs} with mixing="dense" and masked gradients: two flat noise columns need an even '
                 'number of workers. Use an even number of inputs or mixing="systematic".'
             )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

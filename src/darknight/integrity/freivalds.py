@@ -188,7 +188,7 @@ def _fold_channels(op: BilinearOp, rows: Tensor, vectors: Tensor, groups: int) -
 
 
 def _fold_rows(rows: Tensor, vectors: Tensor) -> Tensor:
-    flat = rows.reshape(rows.shape[0], -1)
+    flat = rows.flatten(1)
     step = max(1, _CHUNK // max(1, flat.shape[0]))
     folded = torch.cat([vectors @ _scratch.doubles(part) for part in torch.split(flat, step, dim=1)], dim=1)
     return folded.view(vectors.shape[0], *rows.shape[1:])

@@ -36,16 +36,15 @@ def combine(
 
 
 def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:
-    """out[row] = sum over source of matrix[row][source] * sources[source], in float64.
+    """out[row] = sum over source of matrix[row][source] * sources[source], in out's dtype.
 
-    Exact when coefficients and sources are integers and every sum stays below 2^53 in magnitude.
+    Exact in int64 below 2^63, and in float64 for integers below 2^53.
     """
     for row, target in zip(matrix, out, strict=True):
-        total = torch.zeros(target.shape, dtype=torch.float64)
+        target.zero_()
         for coefficient, source in zip(row, sources, strict=True):
             if coefficient:
-                total.add_(source, alpha=coefficient)
-        target.copy_(total)
+                target.add_(source, alpha=coefficient)
     return out
 
 

@@ -36,6 +36,7 @@ class Limbs:
 
 def forward(op: BilinearOp, x: Tensor, w: Tensor, prime: int) -> Tensor:
     """y mod prime in [0, prime), int32; x holds residues, w any integers of magnitude below prime."""
+    op.output_shape(tuple(x.shape), tuple(w.shape))  # before fan_in, which takes fitting shapes for granted
     left, right = centred(x.to(torch.float64), prime), w.to(torch.float64)
     reach = op.fan_in(right, tuple(x.shape))
     return residues(exact(op.forward, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
@@ -47,6 +48,7 @@ def grad_input(op: BilinearOp, delta: Tensor, w: Tensor, x_shape: Shape, prime: 
     def bilinear(left: Tensor, right: Tensor) -> Tensor:
         return op.grad_input(left, right, x_shape)
 
+    op.output_shape(x_shape, tuple(w.shape))
     left, right = centred(delta.to(torch.float64), prime), w.to(torch.float64)
     reach = op.fan_out(right, x_shape)
     return residues(exact(bilinear, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
@@ -62,7 +64,7 @@ def grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape, prime:
     half = prime // 2
     limbs = limbs_for(half, float(half) * per_example)
     chunk = int(EXACT // (limbs.bound * half * per_example))
-    total = torch.zeros(w_shape, dtype=torch.float64)
+    total = torch.zeros(w_shape, dtype=torch.float64, device=x.device)
     for x_chunk, delta_chunk in zip(torch.split(x, chunk), torch.split(delta, chunk), strict=True):
         left = centred(x_chunk.to(torch.float64), prime)
         right = centred(delta_chunk.to(torch.float64), prime)

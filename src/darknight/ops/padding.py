@@ -58,10 +58,10 @@ class Padding:
         if self.mode == "zeros":
             inner = tuple(slice(left, left + size) for size, (left, _) in zip(spatial, self.amounts, strict=True))
             return padded[(slice(None),) * (padded.dim() - len(inner)) + inner].contiguous()
-        origin = self._origin(spatial)
+        origin = self._origin(spatial).to(padded.device)
         lead = padded.shape[: padded.dim() - len(spatial)]
         total = padded.new_zeros(*lead, prod(spatial))
-        total.index_add_(-1, origin, padded.reshape(*lead, -1))
+        total.index_add_(-1, origin, padded.flatten(len(lead)))
         return total.view(*lead, *spatial)
 
     def multiplicity(self, spatial: tuple[int, ...]) -> int:

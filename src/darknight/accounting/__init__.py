@@ -1,0 +1,16 @@
+"""How much leaks, in nats: the paper's theorems as written, and the bounds that hold."""
+
+from darknight.accounting.leakage import Dependence, coalition_bound, gaussian_information, worst_coalition
+from darknight.accounting.theorems import entropy, lemma_1, lemma_2, theorem_1, theorem_2
+
+__all__ = [
+    "Dependence",
+    "coalition_bound",
+    "entropy",
+    "gaussian_information",
+    "lemma_1",
+    "lemma_2",
+    "theorem_1",
+    "theorem_2",
+    "worst_coalition",
+]
