@@ -34,9 +34,12 @@ class Dependence(Enum):
 def gaussian_information(data: Tensor, noise: Tensor, covariance: Tensor, noise_std: float) -> float:
     """1/2 log det(I + (sigma^2 A2 A2^T)^-1 A1 Sigma A1^T): exact for Gaussian inputs, an upper bound for all others.
 
-    data A1 (worker, input), noise A2 (worker, noise row), Sigma (input, input).
+    data A1 (worker, input), noise A2 (worker, noise row), Sigma (input, input). Infinite for more workers than noise
+    rows, or any others whose noise cancels.
     """
-    signal = torch.linalg.solve(noise_std**2 * noise @ noise.T, data @ covariance @ data.T)
+    signal, singular = torch.linalg.solve_ex(noise_std**2 * noise @ noise.T, data @ covariance @ data.T)
+    if singular:
+        return math.inf
     return 0.5 * float(torch.linalg.slogdet(torch.eye(len(data), dtype=data.dtype) + signal).logabsdet)
 
 
@@ -61,8 +64,10 @@ def coalition_bound(
         return gaussian_information(data, noise, bound**2 * one, noise_std)
     touched = int((data != 0).any(0).sum())
     wide = gaussian_information(data, noise, touched * bound**2 * one, noise_std)
-    trace = float((data.T @ torch.linalg.solve(noise @ noise.T, data)).abs().sum()) * (bound / noise_std) ** 2
     rows = len(coalition)
+    if math.isinf(wide):
+        return wide
+    trace = float((data.T @ torch.linalg.solve(noise @ noise.T, data)).abs().sum()) * (bound / noise_std) ** 2
     return min(wide, 0.5 * rows * math.log1p(trace / rows))
 
 

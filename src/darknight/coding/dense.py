@@ -9,6 +9,7 @@ Spare rows follow the base rows, have noise of the same size, and take no part i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 
 import torch
@@ -65,6 +66,12 @@ def real_dense(stream: Stream, inputs: int, spares: int, masked: bool) -> Code:
         if all(worst_condition(mixing) <= _WORST_CONDITION for mixing in code.masking):
             return code
     raise SchemeError(f"no well-conditioned dense code with {spares} spares was found. Lower spares.")
+
+
+def flat_code(inputs: int, base: int, masked: bool) -> Code:
+    """A stand-in without secrets that has the noise of the dense real code: to judge its precision beforehand."""
+    mixing = Mixing(((1.0,) * inputs,) * base, ((1,),) * base, tuple(range(base)), unit=1 / sqrt(base))
+    return Code(None, mixing, mixing if masked else replace(mixing, noise=((),) * base), tuple(range(base)))
 
 
 def _flat_columns(stream: Stream, rows: int, columns: int) -> Tensor:

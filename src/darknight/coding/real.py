@@ -56,11 +56,11 @@ def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
         for data, row in zip(mixing.data, mixing.noise, strict=True)
     )
     magnitude = math.frexp(bound)[1]  # bound < 2^magnitude
-    finest = min(_FINEST, 62 - math.frexp(largest + 1)[1], 48 - math.frexp(mixing.unit * arithmetic.noise_std)[1])
+    std, mean = mixing.unit * arithmetic.noise_std, mixing.unit * arithmetic.noise_mean
+    finest = min(_FINEST, 62 - math.frexp(largest + 1)[1], 48 - math.frexp(std)[1], 52 - math.frexp(mean)[1])
     exponent = finest - magnitude
     steps = bound * 2.0**exponent
-    std, mean = (mixing.unit * value * steps for value in (arithmetic.noise_std, arithmetic.noise_mean))
-    return Grid(exponent, bound, std, mean)
+    return Grid(exponent, bound, std * steps, mean * steps)
 
 
 def gradient_error(code: Code, arithmetic: Real) -> float:

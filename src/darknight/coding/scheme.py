@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from darknight.coding.arithmetic import Field, Real, is_whole
+from darknight.coding.dense import flat_code
 from darknight.coding.real import gradient_error
 from darknight.coding.systematic import field_systematic, real_systematic
 from darknight.errors import SchemeError
@@ -142,8 +143,9 @@ class Scheme:
             )
         if self.mixing == "dense":
             self._check_real_dense()
-            return
-        code = real_systematic(self.inputs, self.colluders, self.spares, self.sends_masked_gradients)
+            code = flat_code(self.inputs, self.base_workers, self.sends_masked_gradients)
+        else:
+            code = real_systematic(self.inputs, self.colluders, self.spares, self.sends_masked_gradients)
         if code.masks_gradients and gradient_error(code, real) > _WORST_GRADIENT_ERROR:
             raise SchemeError(
                 f"noise_std={real.noise_std:g} enters a weight gradient squared, and with inputs={self.inputs}, "

@@ -20,7 +20,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from math import lcm
+from math import inf, lcm
 
 import torch
 
@@ -201,11 +201,13 @@ def _verified_real(code: Code) -> Code:
 def leakage_factor(mixing: Mixing, coalition: tuple[int, ...]) -> float:
     """sum |Q_ij|, Q = A1^T (A2 A2^T)^-1 A1: the coalition learns at most factor * C1^2 / (2 sigma^2) nats a feature.
 
-    For inputs within +-C1 with any dependence: log det(I + X) <= tr X, and tr(Q Sigma) <= C1^2 sum |Q_ij|.
+    For inputs within +-C1 with any dependence: log det(I + X) <= tr X, and tr(Q Sigma) <= C1^2 sum |Q_ij|. Infinite for
+    a singular noise block.
     """
     data = torch.tensor([[float(value) for value in mixing.data[j]] for j in coalition], dtype=torch.float64)
     noise = torch.tensor([mixing.noise[j] for j in coalition], dtype=torch.float64) * mixing.unit
-    return float((data.T @ torch.linalg.inv(noise @ noise.T) @ data).abs().sum())
+    inverted, singular = torch.linalg.inv_ex(noise @ noise.T)
+    return inf if singular else float((data.T @ inverted @ data).abs().sum())
 
 
 def worst_condition(mixing: Mixing) -> float:

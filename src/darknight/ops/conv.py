@@ -129,7 +129,8 @@ class Conv(BilinearOp):
             folded = torch.matmul(vectors, rows.flatten(2))
         else:
             weights = vectors.view(reps, groups, -1).transpose(0, 1)  # (group, rep, channel)
-            folded = torch.matmul(weights, rows.reshape(rows.shape[0], groups, vectors.shape[1] // groups, -1))
+            grouped = rows.reshape(rows.shape[0], groups, vectors.shape[1] // groups, prod(rows.shape[2:]))
+            folded = torch.matmul(weights, grouped)
         return folded.reshape(rows.shape[0], groups * reps, *rows.shape[2:])
 
     def fold_weight_output(self, w: Tensor, u: Tensor) -> Tensor:
