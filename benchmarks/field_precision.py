@@ -1,9 +1,10 @@
 """Which prime and how many bits? Precision, overflows and worker cost on layers of VGG16 and ResNet152.
 
-Precision needs no workers: decoding is exact, so the masked result is the quantised one. For each layer, distribution and
-field this prints the bits that inputs and gradients kept, the forward error (max |difference| / max |plain|), the cosines
-of both gradients, and how many results wrapped around. Cost is the time of a worker's three passes on full-range shares,
-over the plain float32 passes, in the same run.
+Precision needs no workers: decoding is exact, so the masked result is the quantised one. For each layer, distribution
+and field this prints the bits that inputs and gradients kept, the forward error (max |difference| / max |plain|), the
+cosines of both gradients, and how many results wrapped around. Cost is the time of a worker's three passes on
+full-range shares, over the plain float32 passes, in the same run; a fully connected layer at a small batch only converts
+weights, which a worker does once a step.
 
     python benchmarks/field_precision.py [--batch 8]
 """
@@ -50,7 +51,8 @@ def main() -> None:
         for kind, inputs in (("normal", x), ("relu", F.relu(x))):
             reference = passes(op, inputs.double(), w.double(), delta.double())
             for prime, bits in FIELDS:
-                print(f"{name:26} {kind:7} {label(prime, bits):11} {precision(op, inputs, w, delta, reference, prime, bits)}")
+                found = precision(op, inputs, w, delta, reference, prime, bits)
+                print(f"{name:26} {kind:7} {label(prime, bits):11} {found}")
     print()
     torch.set_num_threads(1)
     print("worker time over plain float32, one core (forward, grad input, grad weight)")
@@ -85,9 +87,7 @@ def precision(
     xq = quantise_nearest(x, ex)
     full_d = exponent_for(largest_magnitude(delta), bits)
     size = rms(delta) * 2.0**full_d
-    lowered = max(
-        bits_over(size, rms(wq), prod(w.shape) // w.shape[1], prime), bits_over(size, rms(xq), rows, prime)
-    )
+    lowered = max(bits_over(size, rms(wq), prod(w.shape) // w.shape[1], prime), bits_over(size, rms(xq), rows, prime))
     ed = full_d - lowered
     dq = quantise_stochastic(delta, ed, rounding_uniforms(delta.shape, seed=0, layer="", call=0, kind="delta"))
     results = passes(op, xq.double(), wq.double(), dq.double())
@@ -95,7 +95,9 @@ def precision(
     scales = (ex + ew, ed + ew, ex + ed)
     y, gx, gw = (wrapped(result, prime) * 2.0**-scale for result, scale in zip(results, scales, strict=True))
     forward = float((y - reference[0]).abs().max() / reference[0].abs().max())
-    cosines = [float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in ((gx, reference[1]), (gw, reference[2]))]
+    cosines = [
+        float(F.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in ((gx, reference[1]), (gw, reference[2]))
+    ]
     kept = f"{bits - (full_x - ex):6d} {bits - lowered:6d}"
     return f"{kept}  {forward:.6f}  {cosines[0]:.8f}  {cosines[1]:.8f}  {wraps[0]}/{wraps[1]}/{wraps[2]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -12,17 +13,32 @@ from darknight.errors import RandomnessError
 from darknight.randomness.keystream import Stream
 
 
-def uniform_below(stream: Stream, shape: Sequence[int], bound: int) -> Tensor:
+class _Scratch(threading.local):
+    """One buffer for keystream that is only read once, kept: fresh memory costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(0, dtype=torch.int64)
+
+    def words(self, count: int) -> Tensor:
+        if self.buffer.numel() < count:
+            self.buffer = torch.empty(count, dtype=torch.int64)
+        return self.buffer[:count]
+
+
+_scratch = _Scratch()
+
+
+def uniform_below(stream: Stream, shape: Sequence[int], bound: int, *, out: Tensor | None = None) -> Tensor:
     """Exactly uniform integers in [0, bound), by rejection; int32 for bounds up to 2^31, else int64.
 
     Each word is cut to the bits of bound - 1; what is still too large is drawn again. Never a remainder: that would
-    favour small values.
+    favour small values. `out` may be given to reuse memory, here and below.
     """
     if not 1 <= bound <= 1 << 62:
         raise RandomnessError(f"bound {bound}; uniform integers need 1 <= bound <= 2^62.")
     dtype = torch.int32 if bound <= 1 << 31 else torch.int64
     mask = (1 << (bound - 1).bit_length()) - 1
-    values = stream.words(math.prod(shape), dtype).bitwise_and_(mask)
+    values = stream.words(math.prod(shape), dtype, out=_flat(out, dtype)).bitwise_and_(mask)
     while True:
         rejected = (values > bound - 1).nonzero().squeeze(1)
         values[rejected] = redrawn = stream.words(len(rejected), dtype).bitwise_and_(mask)
@@ -30,21 +46,34 @@ def uniform_below(stream: Stream, shape: Sequence[int], bound: int) -> Tensor:
             return values.view(*shape)
 
 
-def standard_normal(stream: Stream, shape: Sequence[int]) -> Tensor:
+def standard_normal(stream: Stream, shape: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """Standard Gaussians in float64 by Box-Muller from pairs of 53-bit uniforms; |z| is at most 8.58."""
     count = math.prod(shape)
     pairs = (count + 1) // 2
-    uniforms = stream.words(2 * pairs, torch.int64).bitwise_and_((1 << 53) - 1).to(torch.float64)
-    first, second = uniforms[:pairs], uniforms[pairs:]
+    words = stream.words(2 * pairs, torch.int64, out=_scratch.words(2 * pairs)).bitwise_and_((1 << 53) - 1)
+    target = _flat(out, torch.float64)
+    even = target is not None and target.numel() == 2 * pairs
+    gaussians = target.copy_(words) if target is not None and even else words.to(torch.float64)
+    first, second = gaussians[:pairs], gaussians[pairs:]
     radius = first.add_(1.0).mul_(2.0**-53).log_().mul_(-2.0).sqrt_()  # the logarithm of a value in (0, 1]
     angle = second.mul_(2.0 * math.pi * 2.0**-53)
-    gaussians = torch.empty(2 * pairs, dtype=torch.float64)
-    torch.cos(angle, out=gaussians[:pairs]).mul_(radius)
-    torch.sin(angle, out=gaussians[pairs:]).mul_(radius)
+    cosine = torch.cos(angle, out=words.view(torch.float64)[:pairs])
+    angle.sin_().mul_(radius)
+    radius.mul_(cosine)
+    if target is not None and not even:
+        return target.copy_(gaussians[:count]).view(*shape)
     return gaussians[:count].view(*shape)
 
 
-def grid_gaussian(stream: Stream, shape: Sequence[int], std: float, mean: float = 0.0) -> Tensor:
+def _flat(out: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if out is not None and out.dtype != dtype:
+        raise RandomnessError(f"out of {out.dtype}; needs {dtype}.")
+    return None if out is None else out.view(-1)
+
+
+def grid_gaussian(
+    stream: Stream, shape: Sequence[int], std: float, mean: float = 0.0, *, out: Tensor | None = None
+) -> Tensor:
     """round(mean + std * z): Gaussian integers, as float64.
 
     Without holes: z is spaced by at most 2^-50 below 8 and std may not exceed 2^48, so every integer there is reached.
@@ -52,7 +81,7 @@ def grid_gaussian(stream: Stream, shape: Sequence[int], std: float, mean: float 
     """
     if not 1.0 <= std <= 2.0**48 or abs(mean) > 2.0**52:
         raise RandomnessError(f"grid Gaussian of std {std:g}, mean {mean:g} grid steps; needs 1 <= std <= 2^48.")
-    return standard_normal(stream, shape).mul_(std).add_(mean).round_()
+    return standard_normal(stream, shape, out=out).mul_(std).add_(mean).round_()
 
 
 def random_signs(stream: Stream, count: int) -> Tensor:

@@ -74,9 +74,9 @@ class Stream(Secret):
         self.number = number
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
 
-    def words(self, count: int, dtype: torch.dtype) -> Tensor:
-        """The next `count` words of the keystream as int32 or int64."""
-        words = torch.empty(count, dtype=dtype)
+    def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """The next `count` words of the keystream as int32 or int64, in `out` where that is given."""
+        words = torch.empty(count, dtype=dtype) if out is None else out
         if count:
             self._cipher.update_into(_zeros(words.nbytes), words.numpy().data.cast("B"))
         return words
