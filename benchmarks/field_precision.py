@@ -3,8 +3,8 @@
 Precision needs no workers: decoding is exact, so the masked result is the quantised one. For each layer, distribution
 and field this prints the bits that inputs and gradients kept, the forward error (max |difference| / max |plain|), the
 cosines of both gradients, and how many results wrapped around. Cost is the time of a worker's three passes on
-full-range shares, over the plain float32 passes, in the same run; a fully connected layer at a small batch only converts
-weights, which a worker does once a step.
+full-range shares, over the plain float32 passes, in the same run; a fully connected layer at a small batch only
+converts weights, which a worker does once a step.
 
     python benchmarks/field_precision.py [--batch 8]
 """

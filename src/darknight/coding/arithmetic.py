@@ -56,7 +56,7 @@ class Real:
             raise SchemeError(
                 f"noise_std={self.noise_std:g}; noise smaller than the data hides nothing. Use at least 1."
             )
-        mantissa = 50 if self.dtype == torch.float64 else 24  # in float64 it is the noise's grid that limits
+        mantissa = 53 if self.dtype == torch.float64 else 24
         largest = abs(self.noise_mean) + 6 * self.noise_std
         if largest > 2.0 ** (mantissa - _CARRIED_BITS):
             remedy = "Lower the noise or use dtype=torch.float64." if mantissa == 24 else "Lower the noise."

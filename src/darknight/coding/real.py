@@ -47,7 +47,7 @@ class Grid:
 
 
 def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
-    """The finest grid on which every share is an exact int64 and the noise has no holes."""
+    """The finest useful grid on which every share is an exact int64."""
     if not (math.isfinite(bound) and bound > 0):
         raise EncodingError(f"an input bound of {bound}; needs a positive number.")
     noise = mixing.unit * (_TAIL * arithmetic.noise_std + abs(arithmetic.noise_mean))
@@ -57,7 +57,7 @@ def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
     )
     magnitude = math.frexp(bound)[1]  # bound < 2^magnitude
     std, mean = mixing.unit * arithmetic.noise_std, mixing.unit * arithmetic.noise_mean
-    finest = min(_FINEST, 62 - math.frexp(largest + 1)[1], 48 - math.frexp(std)[1], 52 - math.frexp(mean)[1])
+    finest = min(_FINEST, 62 - math.frexp(largest + 1)[1])
     exponent = finest - magnitude
     steps = bound * 2.0**exponent
     return Grid(exponent, bound, std * steps, mean * steps)
@@ -66,13 +66,13 @@ def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
 def gradient_error(code: Code, arithmetic: Real) -> float:
     """The relative error to expect of a weight gradient with masked deltas, for inputs a quarter of their bound.
 
-    Half a grid step of one factor meets the noise of the other, and the products of the two noises are rounded.
+    Half a grid step of one factor meets the noise of the other; shares and the products of noises are rounded.
     """
     sides = [(mixing, [mixing.noise[j] for j in code.grad_rows]) for mixing in code.masking]
     norm = math.sqrt(sum((mixing.unit * value) ** 2 for mixing, rows in sides for row in rows for value in row))
     noise = arithmetic.noise_std + abs(arithmetic.noise_mean)
     step = max(2.0 ** -grid_for(mixing, arithmetic, 1.0).exponent for mixing, _ in sides)
-    return 16 * noise * (step * norm / math.sqrt(12) + 3 * code.amplification * noise * 2.0**-53)
+    return 16 * noise * (step * norm / math.sqrt(12) + 10 * code.amplification * noise * 2.0**-53)
 
 
 def encode(mixing: Mixing, groups: Tensor, grid: Grid, stream: Stream, dtype: torch.dtype) -> Tensor:
@@ -81,7 +81,7 @@ def encode(mixing: Mixing, groups: Tensor, grid: Grid, stream: Stream, dtype: to
     mixed = torch.empty(shape, dtype=torch.float64)
     data = [[float(value) for value in row] for row in mixing.data]
     shares = combine_grid(data, to_grid(groups, grid).unbind(1), out=mixed).round_().to(torch.int64)
-    noise = grid_gaussian(stream, (mixing.colluders, *shape[1:]), grid.std, grid.mean).to(torch.int64)
+    noise = grid_gaussian(stream, (mixing.colluders, *shape[1:]), grid.std, grid.mean)
     carried = torch.empty(shape, dtype=torch.int64)
     shares += combine_grid(mixing.noise, noise.unbind(0), out=carried)
     if mixing.divisor > 1:

@@ -27,13 +27,15 @@ from torch import Tensor
 from darknight.coding import WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.ops import BilinearOp, collapse_rows
-from darknight.ops.field import EXACT, centred, exact, limbs_for, recombined, residues, split
+from darknight.ops.field import EXACT, Bilinear, centred, exact, limbs_for, recombined, residues, split
 from darknight.ops.op import Shape
 from darknight.randomness import Stream, uniform_below
 from darknight.types import Pass
 
 SOUNDNESS_BITS = 40
 _WIDEST = 24  # bits of an entry of u or v: 2^24 values are distinct modulo either prime
+_NARROWEST = 5  # bits of a limb that are still worth while
+_FEW_LIMBS = 1 << 17  # products of two centred values that three limbs carry
 
 
 def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int, stream: Stream) -> Tensor:
@@ -78,22 +80,13 @@ def verified_grad_weight(op: BilinearOp, gw: Tensor, x: Tensor, delta: Tensor, p
     folded = op.fold_weight_output(gw.to(torch.float64), u)
     inputs = _fold_channels(op, op.rows(x), v, op.groups)
     deltas = _fold_channels(op, op.rows(delta), u, op.groups)
-    terms = x.shape[0] * op.positions(tuple(x.shape), tuple(delta.shape))
+    products = x.shape[0] * op.positions(tuple(x.shape), tuple(delta.shape))
+    per_row = max(1, products // max(1, inputs.shape[0]))
 
     def project(left: Tensor, right: Tensor) -> Tensor:
         return op.project_grad_weight(left, right, w_shape)
 
-    expected = [
-        exact(
-            project,
-            centred(inputs, m),
-            centred(deltas, m),
-            bound=m // 2 + 8,
-            reach=(m // 2 + 8) * float(terms),
-            prime=m,
-        )
-        for m in _moduli(prime)
-    ]
+    expected = [_summed(project, inputs, deltas, per_row, m) for m in _moduli(prime)]
     _compare(Pass.GRAD_WEIGHT, prime, [op.contract_folded(centred(folded, m), v) for m in _moduli(prime)], expected)
     return gw
 
@@ -129,7 +122,17 @@ def _projected(
 ) -> list[Tensor]:
     """The cheap side modulo each prime: the digits of the folded weights, for both primes at once, meet the rows."""
     largest = max(map(abs, torch.stack(rows.aminmax()).tolist())) if rows.numel() else 0.0
-    limbs = limbs_for(prime // 2 + 8, largest * copies * math.prod(weights.shape[1:]))
+    products = copies * math.prod(weights.shape[1:])
+    if largest * products > EXACT / 2**_NARROWEST:  # full-range operands: reduce them for each prime apart
+
+        def apart(left: Tensor, right: Tensor) -> Tensor:
+            return project(right, left.unsqueeze(1)).squeeze(1)
+
+        return [
+            exact(apart, centred(weights, m), centred(rows, m), bound=_half(m), reach=_half(m) * products, prime=m)
+            for m in _moduli(prime)
+        ]
+    limbs = limbs_for(_half(prime), largest * products)
     digits = [split(centred(weights, m), limbs) for m in _moduli(prime)]
     results = project(rows, torch.stack([digit for group in digits for digit in group], dim=1)).unbind(1)
     groups = results[: limbs.count], results[limbs.count :]
@@ -137,6 +140,25 @@ def _projected(
         recombined([centred(partial, m) for partial in group], limbs, m)
         for group, m in zip(groups, _moduli(prime), strict=True)
     ]
+
+
+def _summed(bilinear: Bilinear, left: Tensor, right: Tensor, per_row: int, modulus: int) -> Tensor:
+    """bilinear(left, right) mod modulus, summed over chunks of rows that need few limbs."""
+    step = max(1, _FEW_LIMBS // per_row)
+    total: Tensor | None = None
+    for a, b in zip(torch.split(left, step), torch.split(right, step), strict=True):
+        reach = _half(modulus) * a.shape[0] * per_row
+        part = exact(
+            bilinear, centred(a, modulus), centred(b, modulus), bound=_half(modulus), reach=reach, prime=modulus
+        )
+        total = part if total is None else centred(total + part, modulus)
+    assert total is not None
+    return total
+
+
+def _half(modulus: int) -> float:
+    """What a centred value is at most."""
+    return float(modulus // 2 + 8)
 
 
 def _compare(kind: Pass, prime: int, found: list[Tensor], expected: list[Tensor]) -> None:

@@ -62,7 +62,7 @@ def grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape, prime:
 
     per_example = max(1, op.positions(tuple(x.shape), tuple(delta.shape)))
     half = prime // 2
-    limbs = limbs_for(half, float(half) * per_example)
+    limbs = limbs_for(half, float(half) * per_example, least=2)
     chunk = int(EXACT // (limbs.bound * half * per_example))
     total = torch.zeros(w_shape, dtype=torch.float64, device=x.device)
     for x_chunk, delta_chunk in zip(torch.split(x, chunk), torch.split(delta, chunk), strict=True):
@@ -85,9 +85,9 @@ def exact(bilinear: Bilinear, left: Tensor, right: Tensor, *, bound: float, reac
     return recombined([centred(bilinear(digit, right), prime) for digit in split(left, limbs)], limbs, prime)
 
 
-def limbs_for(bound: float, reach: float) -> Limbs:
-    """The fewest balanced limbs of a value up to `bound` whose sums over `reach` stay exact."""
-    if bound * reach <= EXACT:
+def limbs_for(bound: float, reach: float, least: int = 1) -> Limbs:
+    """The fewest balanced limbs, at least `least`, of values up to `bound` whose sums over `reach` stay exact."""
+    if least == 1 and bound * reach <= EXACT:
         return Limbs(1, 1)
     width = int(bound).bit_length() + 1
     for count in range(2, _MOST_LIMBS + 1):

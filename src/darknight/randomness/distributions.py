@@ -12,9 +12,13 @@ from torch import Tensor
 from darknight.errors import RandomnessError
 from darknight.randomness.keystream import Stream
 
+_GAUSSIAN_BITS = 30  # of a standard deviation: beyond it, rounding a float64 product is visibly uneven
+_ROUNDING_SUM = 1.5 * 2.0**52
+_ROUNDING_BITS = 0x4338 << 48  # the bits of that float64
+
 
 class _Scratch(threading.local):
-    """One buffer for keystream that is only read once, kept: fresh memory costs more than the arithmetic."""
+    """A buffer for keystream that is read once, kept: fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         self.buffer = torch.empty(0, dtype=torch.int64)
@@ -39,11 +43,12 @@ def uniform_below(stream: Stream, shape: Sequence[int], bound: int, *, out: Tens
     dtype = torch.int32 if bound <= 1 << 31 else torch.int64
     mask = (1 << (bound - 1).bit_length()) - 1
     values = stream.words(math.prod(shape), dtype, out=_flat(out, dtype)).bitwise_and_(mask)
-    while True:
+    while bound <= mask:
         rejected = (values > bound - 1).nonzero().squeeze(1)
         values[rejected] = redrawn = stream.words(len(rejected), dtype).bitwise_and_(mask)
         if not bool((redrawn > bound - 1).any()):
-            return values.view(*shape)
+            break
+    return values.view(*shape)
 
 
 def standard_normal(stream: Stream, shape: Sequence[int], *, out: Tensor | None = None) -> Tensor:
@@ -74,14 +79,25 @@ def _flat(out: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def grid_gaussian(
     stream: Stream, shape: Sequence[int], std: float, mean: float = 0.0, *, out: Tensor | None = None
 ) -> Tensor:
-    """round(mean + std * z): Gaussian integers, as float64.
+    """Gaussian integers of standard deviation `std` around round(mean), int64.
 
-    Without holes: z is spaced by at most 2^-50 below 8 and std may not exceed 2^48, so every integer there is reached.
-    Gaussians made in float32 are not: they miss one grid value in eight at std 2e4 on a grid of 2^-9.
+    std * z has too few bits below the point when std is large: rounding would prefer even integers, and a million
+    shares would show it. So the Gaussian makes the upper 30 bits and exactly uniform integers the rest. Gaussians made
+    in float32 are worse: they miss one grid value in eight at std 2e4 on a grid of 2^-9, which excludes candidates.
     """
-    if not 1.0 <= std <= 2.0**48 or abs(mean) > 2.0**52:
-        raise RandomnessError(f"grid Gaussian of std {std:g}, mean {mean:g} grid steps; needs 1 <= std <= 2^48.")
-    return standard_normal(stream, shape, out=out).mul_(std).add_(mean).round_()
+    if not 1.0 <= std <= 2.0**58 or abs(mean) > 2.0**61:
+        raise RandomnessError(f"grid Gaussian of std {std:g}, mean {mean:g} grid steps; needs 1 <= std <= 2^58.")
+    lower = max(0, math.frexp(std)[1] - _GAUSSIAN_BITS)
+    target = torch.empty(*shape, dtype=torch.int64) if out is None else out.view(*shape)
+    upper = standard_normal(stream, shape, out=target.view(torch.float64)).mul_(std / 2**lower)
+    # Adding 1.5 * 2^52 rounds a float64 to an integer and leaves it in the low bits: no conversion, no more memory.
+    upper.add_(_ROUNDING_SUM)
+    target.sub_(_ROUNDING_BITS)
+    if lower:
+        count = math.prod(shape)
+        uniforms = stream.words(count, torch.int64, out=_scratch.words(count))
+        target.mul_(1 << lower).add_(uniforms.bitwise_and_((1 << lower) - 1).view(*shape)).sub_(1 << (lower - 1))
+    return target.add_(round(mean)) if mean else target
 
 
 def random_signs(stream: Stream, count: int) -> Tensor:

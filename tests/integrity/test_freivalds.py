@@ -1,0 +1,393 @@
+"""The contract of Freivalds' check: right results pass, lies and wrap-arounds do not, and they are told apart.
+
+Every promise is tested both ways: a weakened check must let something through, or its test would prove nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from darknight.coding import PRIME_25, PRIME_28, WITNESS
+from darknight.errors import IntegrityError, OpError, RangeError
+from darknight.integrity import freivalds, verified_forward, verified_grad_input, verified_grad_weight
+from darknight.integrity.freivalds import Repetitions, repetitions
+from darknight.ops.field import centred
+from darknight.randomness import Randomness, Stream
+from darknight.types import Pass
+from ops.cases import CASES, Case, conv, linear, transposed
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # torch about its own speed
+
+PRIMES = [PRIME_25, PRIME_28]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+every_pass = pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)
+both_primes = pytest.mark.parametrize("prime", PRIMES, ids=["2^25", "2^28"])
+
+# For counting: one case of each op, small enough to be checked thousands of times.
+SMALL = [
+    linear("small", (3, 4), 2),
+    conv("small", (2, 4, 3, 2), 6, (2, 1), groups=2),
+    transposed("small", (2, 3, 2), 2, (2,), stride=2),
+]
+every_small_case = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.label)
+
+
+@pytest.fixture
+def randomness() -> Randomness:
+    return Randomness(bytes(range(32)))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One pass on quantised operands, with the true result over the integers."""
+
+    case: Case
+    kind: Pass
+    prime: int
+    x: Tensor
+    w: Tensor
+    delta: Tensor
+
+    @classmethod
+    def of(cls, case: Case, kind: Pass, prime: int, bits: int = 8, seed: int = 0) -> "Call":
+        return cls(case, kind, prime, *case.integers(bits, seed))
+
+    @property
+    def result(self) -> Tensor:
+        """Small integers in float64, so the op itself is exact."""
+        return self.case.run(self.kind, self.x, self.w, self.delta)
+
+    @property
+    def decoded(self) -> Tensor:
+        """What decoding in F_p gives: the centred residues of the result."""
+        return centred(self.result, self.prime)
+
+    def verified(self, result: Tensor, stream: Stream) -> Tensor:
+        op, prime = self.case.op, self.prime
+        if self.kind is Pass.FORWARD:
+            return verified_forward(op, result, self.x, self.w, prime, stream)
+        if self.kind is Pass.GRAD_INPUT:
+            return verified_grad_input(op, result, self.delta, self.w, prime, stream)
+        return verified_grad_weight(op, result, self.x, self.delta, prime, stream)
+
+
+def call_in_range(case: Case, kind: Pass, prime: int, bits: int = 8, seed: int = 0) -> Call:
+    call = Call.of(case, kind, prime, bits, seed)
+    assert call.result.abs().max() <= prime // 2
+    return call
+
+
+def call_that_wraps(case: Case, kind: Pass, prime: int) -> Call:
+    """Operands of 16 bits: products exceed half of either prime, and stay exact in float64."""
+    call = Call.of(case, kind, prime, bits=16)
+    assert prime // 2 < call.result.abs().max() < 2**40
+    assert not torch.equal(call.result, call.decoded)
+    return call
+
+
+def assert_blamed(call: Call, result: Tensor, stream: Stream, what: str = "a lie") -> None:
+    refusal = refused(call, result, stream)
+    assert isinstance(refusal, IntegrityError), f"{what}: {refusal!r}"
+    assert (refusal.kind, refusal.check) == (call.kind.value, "freivalds")
+
+
+def refused(call: Call, result: Tensor, stream: Stream) -> IntegrityError | RangeError | None:
+    """With what the check refuses a result, if it does."""
+    try:
+        call.verified(result, stream)
+    except (IntegrityError, RangeError) as refusal:
+        return refusal
+    return None
+
+
+# --- right results pass ---------------------------------------------------------------------------------------------
+@every_case
+@both_primes
+@every_pass
+def test_a_right_result_is_accepted_and_given_back(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    call = call_in_range(case, kind, prime)
+    result = call.result
+    assert call.verified(result, randomness.fresh()) is result
+    assert torch.equal(result, call.result)  # and was not written to
+
+
+@every_small_case
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64], ids=str)
+@every_pass
+def test_integers_may_come_in_any_dtype_that_holds_them(case, kind: Pass, dtype: torch.dtype, randomness: Randomness):
+    call = call_in_range(case, kind, PRIME_28)
+    typed = replace(call, **{name: getattr(call, name).to(dtype) for name in ("x", "w", "delta")})
+    result = call.result.to(dtype)
+    assert typed.verified(result, randomness.fresh()) is result
+    with pytest.raises(IntegrityError):
+        typed.verified(result + 1, randomness.fresh())
+
+
+@every_case
+@both_primes
+@every_pass
+def test_results_at_the_edge_of_the_field_are_accepted(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    # All operands of one sign and as large as the range of the result allows: nothing cancels.
+    ones = (torch.ones_like(operand) for operand in case.integers(bits=1))
+    count = int(Call(case, kind, prime, *ones).result.max())
+    size = int((prime // 2 / count) ** 0.5)
+    call = Call(case, kind, prime, *(torch.full_like(operand, size) for operand in case.integers(bits=1)))
+    assert prime / 3 < call.result.max() <= prime // 2
+    call.verified(call.result, randomness.fresh())
+    call = replace(call, w=-call.w, delta=-call.delta if kind is Pass.GRAD_WEIGHT else call.delta)
+    call.verified(call.result, randomness.fresh())
+
+
+@every_case
+@every_pass
+def test_an_empty_batch_is_verified(case: Case, kind: Pass, randomness: Randomness):
+    call = call_in_range(case, kind, PRIME_25)
+    call = replace(call, x=call.x[:0], delta=call.delta[:0])
+    assert call.verified(call.result, randomness.fresh()).shape == call.result.shape
+
+
+# --- lies do not ----------------------------------------------------------------------------------------------------
+def with_element(result: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """One element changed: the largest, which is not zero."""
+    lie = result.clone()
+    flat = lie.view(-1)
+    at = int(flat.abs().argmax())
+    flat[at] = change(flat[at])
+    return lie
+
+
+def rows_swapped(result: Tensor) -> Tensor:
+    """Two neighbours along the first axis that has two."""
+    axis = next(axis for axis, size in enumerate(result.shape) if size > 1)
+    order = list(range(result.shape[axis]))
+    order[0], order[1] = 1, 0
+    return result.index_select(axis, torch.tensor(order))
+
+
+LIES: dict[str, Callable[[Call], Tensor]] = {
+    "one element one too high": lambda call: with_element(call.result, lambda value: value + 1),
+    "one element one too low": lambda call: with_element(call.result, lambda value: value - 1),
+    "one sign flipped": lambda call: with_element(call.result, lambda value: -value),
+    "rows swapped": lambda call: rows_swapped(call.result),
+    "scaled by two": lambda call: 2 * call.result,
+    "negated": lambda call: -call.result,
+    "zeros": lambda call: torch.zeros_like(call.result),
+    "another call's result": lambda call: call_in_range(call.case, call.kind, call.prime, seed=1).result,
+}
+
+
+@every_case
+@both_primes
+@every_pass
+def test_a_wrong_result_raises(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    call = call_in_range(case, kind, prime)
+    for name, lie in LIES.items():
+        wrong = lie(call)
+        assert wrong.shape == call.result.shape, name
+        assert not torch.equal(wrong, call.result), name
+        assert_blamed(call, wrong, randomness.fresh(), name)
+
+
+@every_case
+@every_pass
+def test_a_lie_in_any_single_element_raises(case: Case, kind: Pass, randomness: Randomness, full: bool):
+    # No element may be outside the check: not in a corner of the output, not in the last group or example.
+    call = call_in_range(case, kind, PRIME_25)
+    result = call.result
+    everywhere = range(result.numel())
+    for at in everywhere if full else {*everywhere[:: max(1, len(everywhere) // 10)], everywhere[-1]}:
+        lie = result.clone()
+        lie.view(-1)[at] += 1
+        assert_blamed(call, lie, randomness.fresh())
+
+
+@every_small_case
+@every_pass
+def test_what_is_not_a_number_is_a_lie(case: Case, kind: Pass, randomness: Randomness):
+    call = call_in_range(case, kind, PRIME_25)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        assert_blamed(call, with_element(call.result, lambda _, value=value: torch.tensor(value)), randomness.fresh())
+
+
+@every_case
+@every_pass
+def test_a_result_of_another_shape_is_refused(case: Case, kind: Pass, randomness: Randomness):
+    call = call_in_range(case, kind, PRIME_25)
+    for wrong in (torch.cat([call.result, call.result]), call.result.unsqueeze(0)):
+        with pytest.raises(OpError):
+            call.verified(wrong, randomness.fresh())
+
+
+# --- wrap-arounds are noticed, and nobody is blamed -----------------------------------------------------------------
+@every_case
+@both_primes
+@every_pass
+def test_a_wrapped_result_raises_a_range_error(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    call = call_that_wraps(case, kind, prime)
+    with pytest.raises(RangeError) as refusal:
+        call.verified(call.decoded, randomness.fresh())
+    assert (refusal.value.kind, refusal.value.check) == (call.kind.value, "freivalds")
+    assert not isinstance(refusal.value, IntegrityError)
+
+
+@every_case
+@both_primes
+@every_pass
+def test_one_wrapped_element_is_enough(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    # A result off by the prime itself in one place, whatever the other elements are.
+    call = call_in_range(case, kind, prime)
+    for sign in (1, -1):
+        with pytest.raises(RangeError):
+            call.verified(with_element(call.result, lambda value, s=sign: value + s * prime), randomness.fresh())
+
+
+@every_case
+@both_primes
+@every_pass
+def test_operands_far_beyond_the_field_are_blamed_on_nobody(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    # 2^16 everywhere: nothing cancels, so the sums inside the check are as long as they get. Were one inexact, an
+    # honest worker would be blamed.
+    call = Call(case, kind, prime, *(torch.full_like(operand, 2**16) for operand in case.integers(bits=1)))
+    for _ in range(3):
+        with pytest.raises(RangeError):
+            call.verified(call.decoded, randomness.fresh())
+
+
+@every_case
+@both_primes
+@every_pass
+def test_a_lie_in_a_wrapped_result_is_still_a_lie(case: Case, kind: Pass, prime: int, randomness: Randomness):
+    call = call_that_wraps(case, kind, prime)
+    assert_blamed(call, with_element(call.decoded, lambda value: value - 1), randomness.fresh())
+
+
+@every_small_case
+@both_primes
+@every_pass
+def test_a_check_in_one_field_only_would_miss_the_wrap(case, kind: Pass, prime: int, randomness, monkeypatch):
+    call = call_that_wraps(case, kind, prime)
+    monkeypatch.setitem(WITNESS, prime, prime)  # both sides agree modulo p, and nothing else is looked at
+    decoded = call.decoded
+    assert call.verified(decoded, randomness.fresh()) is decoded
+    assert_blamed(call, decoded + 1, randomness.fresh())  # the weakened check is still one
+
+
+# --- how sure -------------------------------------------------------------------------------------------------------
+LENGTHS = sorted({2**power + offset for power in range(21) for offset in (-1, 0, 1)} & set(range(1, 2**20 + 1)))
+
+
+@pytest.mark.parametrize("prime", PRIMES)
+@pytest.mark.parametrize("longest", LENGTHS)
+def test_forty_bits_and_exact_sums_for_every_length(longest: int, prime: int):
+    plan = repetitions(longest, prime)
+    values = 2**plan.bits
+    assert plan.soundness >= 40
+    assert (2 / values) ** plan.count <= 2.0**-plan.soundness  # what the number stands for
+    assert values <= min(prime, WITNESS[prime])  # distinct in both fields
+    assert longest * (prime // 2 + 8) * (values // 2) <= 2**53
+
+
+def test_a_length_that_leaves_no_room_for_vectors_is_refused():
+    with pytest.raises(OpError, match="smaller batch"):
+        repetitions(2**26, PRIME_28)
+
+
+@pytest.mark.parametrize(("prime", "rows"), [(PRIME_25, 70_000), (PRIME_28, 140_000)])
+@every_pass
+def test_many_rows_are_checked_exactly_and_soundly(prime: int, rows: int, kind: Pass, randomness: Randomness):
+    # Three bits, because the gradient of the weight sums over all rows.
+    call = call_in_range(linear("many rows", (rows, 3), 2), kind, prime, bits=3)
+    call.verified(call.result, randomness.fresh())
+    assert_blamed(call, LIES["one element one too high"](call), randomness.fresh())
+
+
+@both_primes
+@pytest.mark.parametrize("longest", [1, 5, 1000])
+def test_vectors_are_spread_over_all_their_values(prime: int, longest: int, randomness: Randomness):
+    plan = repetitions(longest, prime)
+    drawn = freivalds._vectors(randomness.fresh(), plan, 20_000)
+    half = 2 ** (plan.bits - 1)
+    assert tuple(drawn.shape) == (plan.count, 20_000)
+    assert drawn.min() >= -half
+    assert drawn.max() < half
+    # Sixteen equal bins of about n/16: six standard deviations of room.
+    counts = torch.histc(drawn, bins=16, min=-half, max=half)
+    mean = drawn.numel() / 16
+    assert (counts - mean).abs().max() < 6 * mean**0.5
+
+
+@every_small_case
+@every_pass
+def test_no_lie_passes_and_no_truth_fails_in_many_calls(case: Case, kind: Pass, randomness: Randomness, full: bool):
+    count = 10_000 if full else 300
+    accepted = alarms = 0
+    for trial in range(count):
+        call = Call.of(case, kind, PRIMES[trial % 2], seed=trial % 50)
+        result = call.result
+        accepted += passes(call, tampered(result, trial), randomness)
+        alarms += not passes(call, result, randomness)
+    assert (accepted, alarms) == (0, 0)
+
+
+@every_small_case
+@every_pass
+def test_vectors_of_two_bits_let_lies_pass_so_the_count_above_can_fail(case, kind: Pass, randomness, monkeypatch):
+    weak = Repetitions(1, 2)
+    monkeypatch.setattr(freivalds, "repetitions", lambda longest, prime: weak)
+    count, call = 500, call_in_range(case, kind, PRIME_25)
+    result = call.result
+    accepted = sum(passes(call, tampered(result, trial), randomness) for trial in range(count))
+    # An error in one element vanishes when its entry of u or of v is zero: 1 - (3/4)^2 = 0.44 of the time.
+    assert accepted / count > 0.01
+    assert accepted / count <= 2.0**-weak.soundness + 0.1  # and no more often than the bound says
+    assert all(passes(call, result, randomness) for _ in range(20))
+
+
+def tampered(result: Tensor, trial: int) -> Tensor:
+    """One element off by a power of two, which is what a small vector is most easily blind to."""
+    lie = result.clone()
+    lie.view(-1)[trial % result.numel()] += 2 ** (trial % 10)
+    return lie
+
+
+def passes(call: Call, result: Tensor, randomness: Randomness) -> bool:
+    return refused(call, result, randomness.fresh()) is None
+
+
+# --- secret and fresh -----------------------------------------------------------------------------------------------
+@every_small_case
+@every_pass
+def test_every_call_draws_new_vectors(case: Case, kind: Pass, randomness: Randomness, monkeypatch):
+    drawn: list[Tensor] = []
+    draw = freivalds._vectors
+
+    def recorded(*arguments) -> Tensor:
+        drawn.append(draw(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(freivalds, "_vectors", recorded)
+    call = call_in_range(case, kind, PRIME_25)
+    stream = randomness.fresh()
+    for source in (stream, stream, randomness.fresh()):  # the same stream goes on; it does not start again
+        call.verified(call.result, source)
+    assert len(drawn) == 6  # u and v, three times
+    entries = [row.tolist() for vectors in drawn for row in vectors]
+    assert len({tuple(row) for row in entries}) == len(entries)
+
+
+@every_small_case
+@every_pass
+def test_a_lie_made_for_known_vectors_passes_so_they_must_be_secret(case, kind: Pass, randomness, monkeypatch):
+    # Whoever knows the weights 2 and -3 of two channels can add 3 to the one and 2 to the other.
+    known = torch.tensor([2.0, -3.0], dtype=torch.float64).repeat(10)
+    monkeypatch.setattr(freivalds, "_vectors", lambda _, plan, length: known[:length].repeat(plan.count, 1))
+    call = call_in_range(case, kind, PRIME_25)
+    lie = call.result.clone()
+    lie[:, 0] += 3
+    lie[:, 1] += 2
+    assert passes(call, lie, randomness)
+    monkeypatch.undo()
+    assert_blamed(call, lie, randomness.fresh())
