@@ -88,8 +88,8 @@ def test_a_weaker_check_says_so(integrity):
         ({"mask_gradients": 1}, "True or False"),
         ({"inputs": 60, "colluders": 3, "spares": 3}, "Lower inputs, colluders or spares"),
         ({"inputs": 60, "spares": 6}, "Lower inputs, colluders or spares"),
-        ({"arithmetic": dk.Real(1e7)}, "Lower the noise"),
-        ({"arithmetic": dk.Real(1e7), "mixing": "dense"}, "Lower the noise"),
+        ({"arithmetic": dk.Real(1e6)}, "Lower the noise"),
+        ({"arithmetic": dk.Real(4e6), "mixing": "dense"}, "Lower the noise"),
     ],
 )
 def test_bad_settings_are_refused_with_a_remedy(settings, remedy):
@@ -114,7 +114,8 @@ def test_bad_settings_are_refused_with_a_remedy(settings, remedy):
         (lambda: dk.Real(1e3, dtype=torch.float16), "float64 or torch.float32"),
         (lambda: dk.Real(1e6, dtype=torch.float32), "dtype=torch.float64"),
         (lambda: dk.Real(1e3, 1e7, dtype=torch.float32), "dtype=torch.float64"),
-        (lambda: dk.Real(1e15), "Lower the noise"),
+        (lambda: dk.Real(5e6), "Lower the noise"),
+        (lambda: dk.Real(1e3, 1e15), "Lower the noise"),
     ],
 )
 def test_bad_arithmetics_are_refused_with_a_remedy(make, remedy):

@@ -214,8 +214,9 @@ def outcome_in_a_forked_child(action) -> str:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_can_neither_draw_nor_replay():
     owner = generator("fork")
-    owner.fresh()
+    drawn_before = owner.fresh()
     assert outcome_in_a_forked_child(owner.fresh) == "refused"
+    assert outcome_in_a_forked_child(lambda: drawn_before.words(4, torch.int32)) == "refused"
     assert outcome_in_a_forked_child(lambda: owner.replay(0)) == "refused"
     assert owner.fresh().number == 1  # the parent goes on
 

@@ -15,6 +15,7 @@ PRIME_28 = 2**28 - 57
 WITNESS = {PRIME_25: 2**25 - 49, PRIME_28: 2**28 - 89}
 
 _BITS = {PRIME_25: range(4, 12), PRIME_28: range(4, 13)}
+_MOST_NOISE = 4e6  # there the bound C1^2 / (2 sigma^2) meets the resolution of randomness.grid_gaussian
 _CARRIED_BITS = 6  # what must be left of an input, in bits, once it is added to the largest noise
 
 
@@ -55,6 +56,11 @@ class Real:
         if self.noise_std < 1:
             raise SchemeError(
                 f"noise_std={self.noise_std:g}; noise smaller than the data hides nothing. Use at least 1."
+            )
+        if self.noise_std > _MOST_NOISE:
+            raise SchemeError(
+                f"noise_std={self.noise_std:g}; beyond {_MOST_NOISE:g} the generator's resolution, not the noise, "
+                "decides what leaks. Lower the noise."
             )
         mantissa = 53 if self.dtype == torch.float64 else 24
         largest = abs(self.noise_mean) + 6 * self.noise_std

@@ -42,7 +42,7 @@ class Randomness(Secret):
 
     def fresh(self) -> Stream:
         """The next stream that nobody has used."""
-        self._refuse_other_process()
+        _refuse_other_process(self._process)
         with self._lock:
             if self._next == _STREAMS:
                 raise RandomnessError("all 2^64 streams are used. Make a new generator.")
@@ -51,17 +51,10 @@ class Randomness(Secret):
 
     def replay(self, number: int) -> Stream:
         """An earlier stream again from its start, to reproduce a share; never to mask anything new."""
-        self._refuse_other_process()
+        _refuse_other_process(self._process)
         if not 0 <= number < self._next:
             raise RandomnessError(f"stream {number} was never drawn, so it cannot be replayed.")
         return Stream(self._key, number)
-
-    def _refuse_other_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RandomnessError(
-                "this process was forked from the generator's owner and would repeat its noise. "
-                "Make a new generator after the fork."
-            )
 
 
 class Stream(Secret):
@@ -72,14 +65,24 @@ class Stream(Secret):
 
     def __init__(self, key: bytes, number: int) -> None:
         self.number = number
+        self._process = os.getpid()
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
 
     def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The next `count` words of the keystream as int32 or int64, in `out` where that is given."""
+        _refuse_other_process(self._process)
         words = torch.empty(count, dtype=dtype) if out is None else out
         if count:
             self._cipher.update_into(_zeros(words.nbytes), words.numpy().data.cast("B"))
         return words
+
+
+def _refuse_other_process(owner: int) -> None:
+    if os.getpid() != owner:
+        raise RandomnessError(
+            "this process was forked from the generator's owner and would repeat its noise. "
+            "Make a new generator after the fork."
+        )
 
 
 _zero_bytes = np.zeros(1 << 20, dtype=np.uint8)

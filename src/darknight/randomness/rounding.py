@@ -22,4 +22,4 @@ def rounding_uniforms(shape: Sequence[int], *, seed: int, layer: str, call: int,
     index = json.dumps(["darknight/rounding/v1", seed, layer, call, kind]).encode()
     stream = Stream(hashlib.sha256(index).digest(), 0)
     words = stream.words(math.prod(shape), torch.int32).bitwise_and_((1 << 24) - 1)
-    return words.to(torch.float32).mul_(2.0**-24).view(*shape)
+    return words.to(torch.float32).mul_(2.0**-24).view(tuple(shape))
