@@ -145,28 +145,29 @@ class Conv(BilinearOp):
     def project_forward(self, x: Tensor, w: Tensor, y_shape: Shape) -> Tensor:
         # One matrix product for all taps, then shifted adds: no unfolded copy of x. Padding moves positions and leaves
         # channels alone, so it can wait until the channels are summed.
-        taps = self._taps(w, x)
-        padded = self.padding.apply(taps.flatten(1, 2))
-        padded = padded.view(*taps.shape[:3], *padded.shape[2:])
+        taps, skipped = self._padded_taps(self._taps(w, x))
         total = x.new_zeros(*w.shape[:2], *y_shape[2:])
-        for tap, window in enumerate(self._windows(tuple(w.shape[3:]), y_shape[2:])):
-            total += padded[:, :, tap][(slice(None), slice(None), *window)]
+        for tap, source, target in self._overlaps(tuple(w.shape[3:]), tuple(taps.shape[3:]), y_shape[2:], skipped):
+            total[(slice(None), slice(None), *target)] += taps[:, :, tap][(slice(None), slice(None), *source)]
         return total
 
     def project_grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
         taps = self._taps(w, delta)
-        total = delta.new_zeros(*w.shape[:2], *self.padding.padded(x_shape[2:]))
-        for tap, window in enumerate(self._windows(tuple(w.shape[3:]), tuple(delta.shape[2:]))):
-            total[(slice(None), slice(None), *window)] += taps[:, :, tap]
-        return self.padding.transpose(total, x_shape[2:])
+        spatial, skipped = self._without_zeros(x_shape[2:])
+        total = delta.new_zeros(*w.shape[:2], *spatial)
+        for tap, target, source in self._overlaps(tuple(w.shape[3:]), spatial, tuple(delta.shape[2:]), skipped):
+            total[(slice(None), slice(None), *target)] += taps[:, :, tap][(slice(None), slice(None), *source)]
+        return total if spatial == x_shape[2:] else self.padding.transpose(total, x_shape[2:])
 
     def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
-        padded = self.padding.apply(x)
-        every = slice(None)
+        spatial, skipped = self._without_zeros(tuple(x.shape[2:]))
+        source = x if spatial == tuple(x.shape[2:]) else self.padding.apply(x)
         axes = (0, *range(2, x.dim()))
-        windows = self._windows(w_shape[2:], tuple(delta.shape[2:]))
-        sums = [(padded[(every, every, *window)] * delta).sum(axes) for window in windows]
-        return torch.stack(sums, dim=1).view(-1, *w_shape[2:])
+        sums = x.new_zeros(x.shape[1], prod(w_shape[2:]))
+        for tap, inputs, outputs in self._overlaps(w_shape[2:], spatial, tuple(delta.shape[2:]), skipped):
+            every = (slice(None), slice(None))
+            sums[:, tap] = (source[(*every, *inputs)] * delta[(*every, *outputs)]).sum(axes)
+        return sums.view(-1, *w_shape[2:])
 
     # --- w as (group, first, second, tap): shared with the transposed convolution ----------------------------------
     def fold_first(self, w: Tensor, u: Tensor) -> Tensor:
@@ -196,13 +197,39 @@ class Conv(BilinearOp):
         return torch.bmm(weights, rows.flatten(2)).view(reps, stack, -1, *rows.shape[2:])
 
     # --- helpers ----------------------------------------------------------------------------------------------------
-    def _windows(self, kernel: Shape, sizes: Shape) -> Iterator[tuple[slice, ...]]:
-        """For each tap of the kernel, the strided slice of the padded input that it meets."""
-        for tap in product(*[range(size) for size in kernel]):
-            yield tuple(
-                slice(at * hole, at * hole + step * (size - 1) + 1, step)
-                for at, hole, step, size in zip(tap, self.dilation, self.stride, sizes, strict=True)
-            )
+    def _overlaps(
+        self, kernel: Shape, inputs: Shape, outputs: Shape, skipped: Shape
+    ) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
+        """For each tap: its number, the input positions that it meets, and the output positions that it meets them for.
+
+        `skipped` zeros stand before each axis of the input and are left out, as are those behind it.
+        """
+        for number, tap in enumerate(product(*[range(size) for size in kernel])):
+            sources, targets = [], []
+            for at, hole, step, size, count, left in zip(
+                tap, self.dilation, self.stride, inputs, outputs, skipped, strict=True
+            ):
+                shift = at * hole - left  # output position p meets input position p * step + shift
+                first = max(0, -(shift // step))
+                last = min(count - 1, (size - 1 - shift) // step)
+                targets.append(slice(first, last + 1))
+                sources.append(slice(first * step + shift, last * step + shift + 1, step))
+                if last < first:
+                    break
+            else:
+                yield number, tuple(sources), tuple(targets)
+
+    def _without_zeros(self, spatial: Shape) -> tuple[Shape, Shape]:
+        """The input's sizes as the taps meet it, and how many zeros were left out before each axis."""
+        if self.padding.mode == "zeros":
+            return spatial, tuple(left for left, _ in self.padding.amounts)
+        return self.padding.padded(spatial), (0,) * self.axes
+
+    def _padded_taps(self, taps: Tensor) -> tuple[Tensor, Shape]:
+        spatial, skipped = self._without_zeros(tuple(taps.shape[3:]))
+        if spatial == tuple(taps.shape[3:]):
+            return taps, skipped
+        return self.padding.apply(taps.flatten(1, 2)).view(*taps.shape[:3], *spatial), skipped
 
     def _own_padding(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """x and the padding that torch's convolution adds itself; anything but symmetric zeros is added here."""
