@@ -55,12 +55,16 @@ def main() -> None:
                 (
                     "grad input",
                     lambda df=df, wf=wf, shape=shape: op.grad_input(df, wf, shape),
-                    lambda gx=gx, d=delta, w=w: verified_grad_input(op, gx, d, w, PRIME_28, generator.fresh()),
+                    lambda gx=gx, d=delta, w=w, shape=shape: verified_grad_input(
+                        op, gx, d, w, shape, PRIME_28, generator.fresh()
+                    ),
                 ),
                 (
                     "grad weight",
                     lambda xf=xf, df=df, w_shape=w_shape: op.grad_weight(xf, df, w_shape),
-                    lambda gw=gw, x=x, d=delta: verified_grad_weight(op, gw, x, d, PRIME_28, generator.fresh()),
+                    lambda gw=gw, x=x, d=delta, w_shape=w_shape: verified_grad_weight(
+                        op, gw, x, d, w_shape, PRIME_28, generator.fresh()
+                    ),
                 ),
             ]
             for kind, plain, check in rows:

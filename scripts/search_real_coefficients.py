@@ -72,17 +72,17 @@ COMMENT = (
     "scripts/search_real_coefficients.py, whose docstring defines every field; its --check verifies this file."
 )
 SPARES = {2: (0, 1, 2), 3: (0, 1)}
-GROUPS = [(inputs, 2) for inputs in range(1, 9)] + [(inputs, 3) for inputs in range(1, 7)]
+GROUPS = [(inputs, 2) for inputs in range(1, 9)] + [(inputs, 3) for inputs in range(1, 5)]
 
 DIVISOR_BITS = 40
 ROOMY_BITS = 36  # a divisor beyond this is dearer: spares need the rest
 CONDITION_LIMIT = {False: 1e4, True: 1e6}  # keyed by "has spares"
 CHAINS = 96
 HOT, COLD = 0.4, 0.004  # temperatures, in units of log amplification
-STAGES = ((HOT, 4000, 12), (HOT / 4, 3000, 4), (HOT / 8, 3000, 12))  # first temperature, steps, survivors
+STAGES = [(HOT, 4000, 12), (HOT / 4, 3000, 4), (HOT / 8, 3000, 12)]  # first temperature, steps, survivors
 BIT, CROWDED, OVER, DECADE = 0.001, 0.02, 0.2, 0.01  # price of a divisor's bit, three ways; of a decade of condition
 SPARE_REACH = {2: 224, 3: 24}  # largest noise entry tried in a spare row
-SPARE_DRAWS = 2000  # draws of the data entries of one spare row
+SPARE_DRAWS = 4000  # draws of the data entries of one spare row
 
 
 # --- the code ---------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def divisor(noise: Array, limit: int = 1 << 62) -> int:
     return result
 
 
-def adjugate_rows(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def adjugate_rows(rows: Sequence[Sequence[Any] | Array]) -> list[list[Any]]:
     """Vectors v_i with rows[i] . v_i = det and rows[j] . v_i = 0, of two or three rows of integers or of arrays."""
     if len(rows) == 2:
         (p, q), (r, s) = rows
@@ -144,7 +144,7 @@ def adjugate_rows(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [[u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]] for u, v in pairs]
 
 
-def dot(left: Sequence[Any], right: Sequence[Any]) -> Any:
+def dot(left: Sequence[Any] | Array, right: Sequence[Any] | Array) -> Any:
     """Sum of products over the first axis, for integers or arrays."""
     total = left[0] * right[0]
     for x, y in zip(left[1:], right[1:], strict=True):
@@ -418,7 +418,7 @@ def propose(shape: Shape, chains: Chains, rng: np.random.Generator) -> Array:
     jump = (kind < 0.06) & (entry < 2 * side)  # a new value instead of a step
     step = np.where(jump, rng.integers(-6, 7, count) - genes[every, entry], step)
     bound = chains.leader == chains.leader[every, entry][:, None]
-    moved = genes + bound * chains.sign * (step * chains.sign[every, entry])[:, None]
+    moved: Array = genes + bound * chains.sign * (step * chains.sign[every, entry])[:, None]
     a, b, c = shape.split(moved)
     before_a, before_b, _ = shape.split(genes)
     delta = np.swapaxes(b, 1, 2) @ a - np.swapaxes(before_b, 1, 2) @ before_a
@@ -547,13 +547,14 @@ def fill(
     size = divisor(np.vstack([mix[:, inputs:], noise_row]), 1 << DIVISOR_BITS)
     if size > 1 << DIVISOR_BITS:
         return None
-    values = rng.integers(1, 5, (SPARE_DRAWS, inputs)) * rng.choice([-1, 1], (SPARE_DRAWS, inputs))
+    reach = np.where(np.arange(SPARE_DRAWS) % 2, 4, 12)[:, None]
+    values = rng.integers(1, reach + 1, (SPARE_DRAWS, inputs)) * rng.choice([-1, 1], (SPARE_DRAWS, inputs))
     rows = np.hstack([values, np.tile(noise_row, (SPARE_DRAWS, 1))])
     distance = np.abs(rows @ planes.T).min(axis=1)
     small = np.argsort(np.abs(values).sum(axis=1) + np.where(distance < 1e-6, 1e3, 0.0), kind="stable")
     order = np.concatenate([np.argsort(-distance)[:48], small[:48]])
     factors = np.maximum(spare_factor(mix, inputs, others, values[order], noise_row), factor)
-    for draw in np.lexsort((-distance[order], factors))[:2]:
+    for draw in np.lexsort((-distance[order], factors))[:3]:
         row = rows[order[draw]].tolist()
         cond = condition_with(mix, row)
         if cond < CONDITION_LIMIT[True]:
@@ -684,8 +685,8 @@ def exact_side(mix: Rows, inputs: int, where: str) -> tuple[Fraction, int]:
             if middle is None:
                 raise CheckError(f"{where}: the noise of a coalition of {size} is singular. Search this entry again.")
             left = [[sum(data[m][i] * middle[m][n] for m in range(size)) for n in range(size)] for i in range(inputs)]
-            leak = [abs(sum(row[n] * data[n][j] for n in range(size))) for row in left for j in range(inputs)]
-            worst = max(worst, Fraction(sum(leak)))
+            leak = [sum(row[n] * data[n][j] for n in range(size)) for row in left for j in range(inputs)]
+            worst = max(worst, sum((abs(Fraction(value)) for value in leak), Fraction(0)))
             if size == colluders:
                 inverse = solve_exact(noise, eye) or []
                 lcm = math.lcm(lcm, *(value.denominator for row in inverse for value in row))

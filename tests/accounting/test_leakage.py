@@ -93,6 +93,9 @@ def test_the_worst_coalition_is_the_worst():
     assert nats > 1 / (2 * 2e4**2)  # dense rows hold more than one input under less noise
 
 
-def test_more_colluders_than_the_scheme_allows_are_not_bounded():
-    """A data worker with the carrier of r: the noise cancels, and the bound says so."""
-    assert coalition_bound(real_systematic(2, 1, 0, True).A, (0, 3), bound=1.0, noise_std=2e4) == math.inf
+@pytest.mark.parametrize(("inputs", "colluders"), [(2, 1), (3, 1), (2, 2), (4, 2), (2, 3)])
+def test_more_colluders_than_the_scheme_allows_are_not_bounded(inputs, colluders):
+    """A data worker with all carriers of r, for one: the noise cancels, and the bound says so."""
+    for mixing in real_systematic(inputs, colluders, 0, True).masking:
+        for coalition in combinations(range(mixing.workers), colluders + 1):
+            assert coalition_bound(mixing, coalition, bound=1.0, noise_std=2e4) == math.inf

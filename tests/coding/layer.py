@@ -75,7 +75,7 @@ def _in_the_field(
         deltas = field.encode(code.B, groups, prime, generator.fresh())
     else:
         rows = [[int(value) for value in row] for row in code.B.data]
-        deltas = torch.stack([field.combine_clear(row, groups.unbind(1), prime) for row in rows])
+        deltas = torch.stack([field.combine_clear(row, groups, prime) for row in rows])
     share_shape = tuple(shares[0].shape)
     workers = range(scheme.workers)
     y = field.decode(code.A, {j: field_ops.forward(op, shares[j], wq, prime) for j in workers}, prime)

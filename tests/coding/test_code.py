@@ -155,7 +155,9 @@ def test_d_zero_is_refused_because_delta_would_go_out_unmasked():
         _verified_real(replace(real, B=replace(real.B, noise=(*real.B.noise[:-1], (0,)))))
 
 
-@pytest.mark.parametrize(("inputs", "spares", "masked"), [(2, 1, False), (3, 0, False), (4, 0, True), (2, 2, True)])
+@pytest.mark.parametrize(
+    ("inputs", "spares", "masked"), [(2, 1, False), (3, 0, False), (8, 3, False), (4, 0, True), (2, 2, True)]
+)
 def test_real_dense_codes_are_orthogonal_with_flat_noise(inputs, spares, masked):
     code = real_dense(Randomness(bytes(32)).fresh(), inputs, spares, masked)
     rows = [code.A, code.B] if masked else [code.A]

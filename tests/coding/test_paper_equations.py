@@ -11,7 +11,7 @@ from darknight.coding.algebra import parity_check
 from darknight.coding.fixed_point import bits_over, exponent_for, largest_magnitude
 from darknight.coding.systematic import field_systematic, real_systematic
 from darknight.errors import EncodingError
-from darknight.kernels import quantise_nearest, quantise_stochastic
+from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
 from darknight.ops import Linear
 from darknight.ops import field as field_ops
 from darknight.randomness import Randomness, grid_gaussian, rounding_uniforms, uniform_below
@@ -59,7 +59,7 @@ def test_eq_4_to_6_the_answers_add_up_to_the_gradient(scheme):
     if code.masks_gradients:
         combined = field.encode(code.B, groups, prime, GENERATOR.fresh())
     else:
-        combined = [field.combine_clear([int(v) for v in row], groups.unbind(1), prime) for row in code.B.data]
+        combined = [field.combine_clear([int(v) for v in row], groups, prime) for row in code.B.data]
     equations = {
         j: field_ops.grad_weight(Linear(), shares[j], combined[j], (3, 4), prime) for j in range(scheme.workers)
     }
@@ -90,7 +90,9 @@ def test_display_8_real_shares_are_data_plus_noise():
     x = torch.tensor([[[0.5, -0.25], [1.0, 0.125], [-1.0, 0.75]]], dtype=torch.float64)
     stream = GENERATOR.fresh()
     shares = real.encode(code.A, x, grid, stream, torch.float64)
-    noise = grid_gaussian(GENERATOR.replay(stream.number), (1, 1, 2), grid.std, grid.mean)[0] * 2.0**-grid.exponent
+    noise = (
+        grid_gaussian(GENERATOR.replay(stream.number), (1, 1, 2), grid.std, grid.mean)[0].double() * 2.0**-grid.exponent
+    )
     data = torch.tensor([[float(v) for v in row] for row in code.A.data], dtype=torch.float64)
     flat = torch.tensor([row[0] for row in code.A.noise], dtype=torch.float64)
     wanted = torch.einsum("wi,gif->wgf", data, x) + flat[:, None, None] * noise
@@ -146,6 +148,23 @@ def test_stochastic_rounding_is_unbiased_and_reproducible():
     assert torch.equal(rounded, quantise_stochastic(values, 0, rounding_uniforms(values.shape, **index)))
     nearest = quantise_nearest(values, 0)
     assert abs(float(nearest.float().mean()) - 0.3) > 0.2  # what the test would see of biased rounding
+
+
+def test_stochastic_rounding_keeps_integers():
+    """floor(v + u) in float32 would round up now and then: v + u is rounded before it is cut."""
+    values = torch.full((1 << 20,), 1000.0)
+    index = {"seed": 1, "layer": "conv1", "call": 7, "kind": "delta"}
+    uniforms = rounding_uniforms(values.shape, **index)
+    assert torch.equal(quantise_stochastic(values, 0, uniforms), values.to(torch.int32))
+    assert not torch.equal((values + uniforms).floor(), values)  # the mistake shows at this count
+
+
+def test_scales_beyond_float32_neither_saturate_nor_vanish():
+    with pytest.raises(EncodingError, match=r"2\^120"):
+        exponent_for(1e60, 10)
+    assert dequantise(torch.tensor([0, 1]), -140, torch.float32).tolist() == [0.0, float("inf")]
+    assert dequantise(torch.tensor([2**27]), 155, torch.float32).item() == 2.0**-128
+    assert dequantise(torch.tensor([3]), -2, torch.float64).item() == 12.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

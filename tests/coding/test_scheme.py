@@ -89,6 +89,16 @@ def test_a_weaker_check_says_so(integrity):
         ({"inputs": 60, "colluders": 3, "spares": 3}, "Lower inputs, colluders or spares"),
         ({"inputs": 60, "spares": 6}, "Lower inputs, colluders or spares"),
         ({"arithmetic": dk.Real(1e6)}, "Lower the noise"),
+        ({"inputs": 60, "colluders": 8, "mixing": "dense"}, "Lower inputs, colluders or spares"),
+        (
+            {"inputs": 20, "spares": 8, "arithmetic": dk.Real(1e2), "mixing": "dense"},
+            "Lower inputs, colluders or spares",
+        ),
+        ({"arithmetic": dk.Real(1.0, 1e5, torch.float32), "mask_gradients": False}, "float64"),
+        (
+            {"inputs": 8, "spares": 3, "arithmetic": dk.Real(1.9e3, dtype=torch.float32), "mask_gradients": False},
+            "fewer spares",
+        ),
         ({"arithmetic": dk.Real(4e6), "mixing": "dense"}, "Lower the noise"),
     ],
 )

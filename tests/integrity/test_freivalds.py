@@ -14,6 +14,7 @@ from darknight.coding import PRIME_25, PRIME_28, WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.integrity import freivalds, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.integrity.freivalds import Repetitions, repetitions
+from darknight.ops import Conv, Linear
 from darknight.ops.field import centred
 from darknight.randomness import Randomness, Stream
 from darknight.types import Pass
@@ -70,8 +71,8 @@ class Call:
         if self.kind is Pass.FORWARD:
             return verified_forward(op, result, self.x, self.w, prime, stream)
         if self.kind is Pass.GRAD_INPUT:
-            return verified_grad_input(op, result, self.delta, self.w, prime, stream)
-        return verified_grad_weight(op, result, self.x, self.delta, prime, stream)
+            return verified_grad_input(op, result, self.delta, self.w, tuple(self.x.shape), prime, stream)
+        return verified_grad_weight(op, result, self.x, self.delta, tuple(self.w.shape), prime, stream)
 
 
 def call_in_range(case: Case, kind: Pass, prime: int, bits: int = 8, seed: int = 0) -> Call:
@@ -391,3 +392,33 @@ def test_a_lie_made_for_known_vectors_passes_so_they_must_be_secret(case, kind: 
     assert passes(call, lie, randomness)
     monkeypatch.undo()
     assert_blamed(call, lie, randomness.fresh())
+
+
+def test_the_shape_of_a_result_is_not_the_workers_to_choose(randomness: Randomness):
+    """With stride 2 inputs of 7 and 8 positions have the same output; a result for the other one is refused."""
+    op = Conv.make((3,), stride=2, padding=1)
+    delta, w = torch.ones(2, 3, 4), torch.ones(3, 5, 3)
+    for right, wrong in ((7, 8), (8, 7)):
+        gx = op.grad_input(delta.double(), w.double(), (2, 5, right)).to(torch.int32)
+        verified_grad_input(op, gx, delta, w, (2, 5, right), PRIME_28, randomness.fresh())
+        with pytest.raises(OpError):
+            verified_grad_input(op, gx, delta, w, (2, 5, wrong), PRIME_28, randomness.fresh())
+    x = torch.ones(2, 5, 8)
+    for kernel in (3, 4):
+        gw = op.grad_weight(x.double(), delta.double(), (3, 5, kernel)).to(torch.int32)
+        verified_grad_weight(op, gw, x, delta, (3, 5, kernel), PRIME_28, randomness.fresh())
+        with pytest.raises(OpError):
+            verified_grad_weight(op, gw, x, delta, (3, 5, 7 - kernel), PRIME_28, randomness.fresh())
+
+
+def test_a_check_in_inference_mode_leaves_nothing_behind(randomness: Randomness):
+    """The kept buffer must not become an inference tensor, which could not be written outside that mode."""
+    x, w = torch.ones(4, 700, dtype=torch.int32), torch.ones(900, 700, dtype=torch.int32)
+
+    def check() -> None:
+        freivalds._scratch.buffer = freivalds._scratch.buffer[:0]  # as in a new thread
+        verified_forward(Linear(), (x.double() @ w.double().t()).to(torch.int32), x, w, PRIME_28, randomness.fresh())
+
+    with torch.inference_mode():
+        check()
+    verified_forward(Linear(), (x.double() @ w.double().t()).to(torch.int32), x, w, PRIME_28, randomness.fresh())

@@ -11,13 +11,15 @@ import threading
 import time
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from darknight.coding.systematic import field_systematic
 from darknight.errors import RandomnessError
-from darknight.randomness import Randomness, Stream, uniform_below
+from darknight.randomness import Randomness, Stream, distributions, grid_gaussian, uniform_below
+from darknight.randomness import keystream as keystream_module
 from randomness.streams import generator
 
 SP800_38A_KEY = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"
@@ -268,3 +270,33 @@ def test_an_error_about_a_key_does_not_show_it():
     with pytest.raises(RandomnessError) as caught:
         Randomness(b"s3cret-key-material")
     assert "s3cret" not in str(caught.value)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+def test_a_buffer_that_is_not_filled_is_never_handed_out(monkeypatch):
+    """Too few zeros to encrypt, as a race between threads could give: the rest would be old memory, not keystream."""
+    monkeypatch.setattr("darknight.randomness.keystream._zeros", lambda count: memoryview(bytes(count // 2)))
+    with pytest.raises(RandomnessError, match="did not fill"):
+        generator("short").fresh().words(100, torch.int32)
+
+
+def test_a_smaller_buffer_of_another_thread_does_not_shorten_ours(monkeypatch):
+    """Another thread replaces the shared zeros between the size check and their use."""
+    real_zeros = np.zeros
+
+    def interrupted(count, dtype):
+        made = real_zeros(count, dtype=dtype)
+        keystream_module._zero_bytes = real_zeros(16, dtype=dtype)  # the other thread
+        return made
+
+    monkeypatch.setattr(keystream_module, "_zero_bytes", real_zeros(16, dtype=np.uint8))
+    monkeypatch.setattr(keystream_module.np, "zeros", interrupted)
+    assert len(keystream_module._zeros(5000)) == 5000
+
+
+def test_draws_in_inference_mode_leave_nothing_behind():
+    """The kept buffer must not become an inference tensor, which could not be written outside that mode."""
+    distributions._scratch.buffer = distributions._scratch.buffer[:0]  # as in a new thread
+    with torch.inference_mode():
+        grid_gaussian(generator("inference").fresh(), (300,), 1e3)
+    grid_gaussian(generator("inference").fresh(), (300,), 1e3)

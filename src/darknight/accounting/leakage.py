@@ -37,9 +37,9 @@ def gaussian_information(data: Tensor, noise: Tensor, covariance: Tensor, noise_
     data A1 (worker, input), noise A2 (worker, noise row), Sigma (input, input). Infinite for more workers than noise
     rows, or any others whose noise cancels.
     """
-    signal, singular = torch.linalg.solve_ex(noise_std**2 * noise @ noise.T, data @ covariance @ data.T)
-    if singular:
+    if torch.linalg.matrix_rank(noise) < len(noise):
         return math.inf
+    signal = torch.linalg.solve(noise_std**2 * noise @ noise.T, data @ covariance @ data.T)
     return 0.5 * float(torch.linalg.slogdet(torch.eye(len(data), dtype=data.dtype) + signal).logabsdet)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations, islice
-from math import comb
 from typing import overload
 
 import torch
@@ -56,11 +55,6 @@ def multiply(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], prim
 
 def transpose(matrix: Sequence[Sequence[int]]) -> IntMatrix:
     return tuple(tuple(column) for column in zip(*matrix, strict=True))
-
-
-def row_sets(rows: int, size: int) -> int:
-    """How many sets of `size` rows there are."""
-    return comb(rows, size)
 
 
 def all_minors_nonzero(matrix: Sequence[Sequence[int]], prime: int) -> bool:

@@ -13,11 +13,7 @@ def virtual_batches(batch: Tensor, inputs: int) -> Tensor:
     missing = groups * inputs - examples
     if missing:
         batch = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])])
-    return (
-        batch.view(groups, inputs, *batch.shape[1:])
-        if batch.is_contiguous()
-        else batch.reshape(groups, inputs, *batch.shape[1:])
-    )
+    return batch.reshape(groups, inputs, *batch.shape[1:])
 
 
 def joined(groups: Tensor, examples: int) -> Tensor:

@@ -12,9 +12,10 @@ from fractions import Fraction
 from math import sqrt
 
 import torch
+from torch import Tensor
 
 from darknight.coding.algebra import Number, inverse
-from darknight.errors import SchemeError
+from darknight.errors import EncodingError, SchemeError
 from darknight.types import Secret
 
 
@@ -105,6 +106,15 @@ def decoder(
     if solved is None:
         raise SchemeError(f"the answers of workers {rows} do not determine the inputs.")
     return rows, [list(row) for row in solved[: mixing.inputs]]
+
+
+def same_shape(answers: Sequence[Tensor]) -> Tensor:
+    """The first answer, if all have its shape; a smaller one would be broadcast and decode to something."""
+    if any(answer.shape != answers[0].shape for answer in answers):
+        raise EncodingError(
+            f"answers of shapes {sorted({tuple(answer.shape) for answer in answers})}; needs one shape."
+        )
+    return answers[0]
 
 
 def _square(row: Sequence[int]) -> int:

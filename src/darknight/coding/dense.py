@@ -10,7 +10,7 @@ Spare rows follow the base rows, have noise of the same size, and take no part i
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
+from math import comb, sqrt
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from darknight.errors import SchemeError
 from darknight.randomness import Stream, haar_orthogonal, random_signs, standard_normal, uniform_below
 
 _ATTEMPTS = 1000
-_WORST_CONDITION = 50.0
+_WORST_CONDITION = 10.0
 
 
 def field_dense(stream: Stream, inputs: int, colluders: int, spares: int, prime: int, masked: bool) -> Code:
@@ -51,19 +51,21 @@ def real_dense(stream: Stream, inputs: int, spares: int, masked: bool) -> Code:
     """M=1. With masked gradients the base must be even, so that two flat columns can be orthogonal."""
     K = inputs
     base = K + (2 if masked else 1)
-    flat = _flat_columns(stream, base, 2 if masked else 1)
-    data = haar_orthogonal(stream, flat, K)
-    unit = 1 / sqrt(base)
+    workers = base + spares
+    # The worst of n sets of answers is about n times worse than a typical one.
+    limit = _WORST_CONDITION * comb(workers, workers - K - 1)
     for _ in range(_ATTEMPTS):
+        flat = _flat_columns(stream, base, 2 if masked else 1)
+        data = haar_orthogonal(stream, flat, K)
         extra_A, extra_B = (_spare_rows(stream, spares, K, base) for _ in range(2))
-        A = _real_mixing(data, flat[:, :1], extra_A, unit)
+        A = _real_mixing(data, flat[:, :1], extra_A)
         if masked:
-            B = _real_mixing(data, flat[:, 1:], extra_B, unit)
+            B = _real_mixing(data, flat[:, 1:], extra_B)
         else:
             rows = [*data.tolist(), *[[0.0] * K] * spares]
-            B = Mixing(tuple(map(tuple, rows)), ((),) * (base + spares), tuple(range(base)))
+            B = Mixing(tuple(map(tuple, rows)), ((),) * workers, tuple(range(base)))
         code = Code(None, A, B, tuple(range(base)))
-        if all(worst_condition(mixing) <= _WORST_CONDITION for mixing in code.masking):
+        if all(worst_condition(mixing) <= limit for mixing in code.masking):
             return code
     raise SchemeError(f"no well-conditioned dense code with {spares} spares was found. Lower spares.")
 
@@ -92,10 +94,12 @@ def _spare_rows(stream: Stream, spares: int, inputs: int, base: int) -> Tensor:
     return torch.cat([directions, random_signs(stream, spares)[:, None]], dim=1)
 
 
-def _real_mixing(data: Tensor, flat: Tensor, extra: Tensor, unit: float) -> Mixing:
+def _real_mixing(data: Tensor, flat: Tensor, extra: Tensor) -> Mixing:
     blocks = torch.cat([data, extra[:, :-1]]).tolist()
     signs = torch.cat([flat[:, 0].sign(), extra[:, -1]]).to(torch.int64).tolist()
-    return Mixing(tuple(map(tuple, blocks)), tuple((sign,) for sign in signs), tuple(range(len(data))), unit=unit)
+    return Mixing(
+        tuple(map(tuple, blocks)), tuple((sign,) for sign in signs), tuple(range(len(data))), unit=1 / sqrt(len(data))
+    )
 
 
 def _uniform_matrix(stream: Stream, rows: int, columns: int, prime: int) -> IntMatrix:

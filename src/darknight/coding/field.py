@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from darknight.coding.code import Code, Mixing, decoder
+from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.kernels import combine
 from darknight.randomness import Stream, uniform_below
 
@@ -32,7 +32,7 @@ def encode(mixing: Mixing, groups: Tensor, prime: int, stream: Stream) -> Tensor
 def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:
     """y = L ybar (Eq. 3): answers (group, *feature) by worker -> centred integers (group, input, *feature), int32."""
     rows, matrix = decoder(mixing, prime, replies)
-    some = replies[rows[0]]
+    some = same_shape([replies[row] for row in rows])
     results = torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.int32)
     combine(_integers(matrix), [replies[row] for row in rows], prime, out=results.transpose(0, 1), centred=True)
     return results
@@ -45,14 +45,14 @@ def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
     """
     assert code.prime is not None
     equations = [replies[row] for row in code.grad_rows]
-    total = torch.empty(1, *equations[0].shape, dtype=torch.int32)
+    total = torch.empty(1, *same_shape(equations).shape, dtype=torch.int32)
     return combine([[1] * len(equations)], equations, code.prime, out=total, centred=True)[0]
 
 
-def combine_clear(row: Sequence[int], deltas: Sequence[Tensor], prime: int) -> Tensor:
-    """sum_i beta_ji delta_i mod prime: the worker's part of Eq. 4 when gradients are in the clear."""
-    out = torch.empty(1, *deltas[0].shape, dtype=torch.int32)
-    return combine([row], deltas, prime, out=out, centred=False)[0]
+def combine_clear(row: Sequence[int], groups: Tensor, prime: int) -> Tensor:
+    """sum_i beta_ji delta_i mod prime: the worker's part of Eq. 4 with gradients in the clear, (group, input, ...)."""
+    out = torch.empty(1, groups.shape[0], *groups.shape[2:], dtype=torch.int32)
+    return combine([row], groups.unbind(1), prime, out=out, centred=False)[0]
 
 
 def _integers(matrix: Sequence[Sequence[object]]) -> list[list[int]]:

@@ -27,7 +27,10 @@ def exponent_for(largest: float, bits: int) -> int:
     """The exponent e for which values up to `largest`, times 2^e, fill `bits` magnitude bits."""
     if largest == 0.0:
         return 0
-    return max(-_EXPONENTS, min(_EXPONENTS, bits - math.frexp(largest)[1]))
+    exponent = bits - math.frexp(largest)[1]
+    if exponent < -_EXPONENTS:
+        raise EncodingError("values beyond 2^120 cannot be encoded. Look for the layer that produced them.")
+    return min(_EXPONENTS, exponent)
 
 
 def bits_over(left_rms: float, right_rms: float, terms: int, prime: int) -> int:

@@ -20,20 +20,21 @@ Leaks: the bound above, at every sending; the grid and the bound C1; shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from darknight.coding.arithmetic import Real
-from darknight.coding.code import Code, Mixing, decoder
+from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.errors import EncodingError
 from darknight.kernels import combine_grid
 from darknight.randomness import Stream, grid_gaussian, uniform_below
 
 _TAIL = 8.6  # no Gaussian of ours is larger
 _FINEST = 40
+_BOUNDS = 90  # exponents of a bound that leave room for the noise in float32
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Grid:
 
 def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
     """The finest useful grid on which every share is an exact int64."""
-    if not (math.isfinite(bound) and bound > 0):
-        raise EncodingError(f"an input bound of {bound}; needs a positive number.")
+    if not 2.0**-_BOUNDS <= bound <= 2.0**_BOUNDS:
+        raise EncodingError(f"an input bound of {bound:g}; needs a number between 2^-{_BOUNDS} and 2^{_BOUNDS}.")
     noise = mixing.unit * (_TAIL * arithmetic.noise_std + abs(arithmetic.noise_mean))
     largest = max(
         sum(abs(float(value)) for value in data) + noise * sum(map(abs, row))
@@ -98,13 +99,13 @@ def to_grid(values: Tensor, grid: Grid) -> Tensor:
         raise EncodingError(
             f"values that are not finite or exceed the declared bound {grid.bound:g}. Declare a larger bound."
         )
-    return (values.to(torch.float64) * 2.0**grid.exponent).round_()
+    return (values.detach().to(torch.float64) * 2.0**grid.exponent).round_()
 
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor]) -> Tensor:
     """y = L ybar (Eq. 3), in float64: answers (group, *feature) by worker -> (group, input, *feature)."""
     rows, matrix = decoder(mixing, None, replies)
-    some = replies[rows[0]]
+    some = same_shape([replies[row] for row in rows])
     results = torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.float64)
     floats = [[float(value) for value in row] for row in matrix]
     combine_grid(floats, [replies[row] for row in rows], out=results.transpose(0, 1))
@@ -114,10 +115,10 @@ def decode(mixing: Mixing, replies: Mapping[int, Tensor]) -> Tensor:
 def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
     """grad W = sum_j Eq_j over the base workers (Eq. 4 to 6), in float64."""
     equations = [replies[row] for row in code.grad_rows]
-    total = torch.empty(1, *equations[0].shape, dtype=torch.float64)
+    total = torch.empty(1, *same_shape(equations).shape, dtype=torch.float64)
     return combine_grid([[1.0] * len(equations)], equations, out=total)[0]
 
 
-def combine_clear(row: tuple[float, ...], deltas: Tensor) -> Tensor:
-    """sum_i beta_ji delta_i: the worker's part of Eq. 4 when gradients are in the clear; delta (group, input, ...)."""
-    return torch.einsum("i,gi...->g...", torch.tensor(row, dtype=deltas.dtype), deltas)
+def combine_clear(row: Sequence[float], groups: Tensor) -> Tensor:
+    """sum_i beta_ji delta_i: the worker's part of Eq. 4 when gradients are in the clear; (group, input, ...)."""
+    return torch.einsum("i,gi...->g...", torch.tensor(row, dtype=groups.dtype), groups)

@@ -9,7 +9,7 @@ import torch
 from darknight.coding.arithmetic import Field, Real, is_whole
 from darknight.coding.dense import flat_code
 from darknight.coding.real import gradient_error
-from darknight.coding.systematic import field_systematic, real_systematic
+from darknight.coding.systematic import field_systematic, real_systematic, refuse_if_endless, worst_condition
 from darknight.errors import SchemeError
 
 _MIXINGS = ("systematic", "dense")
@@ -17,6 +17,7 @@ _INTEGRITIES = ("freivalds", "parity", "both", "off")
 # Noise beyond this many times the bound needs float64 workers; the paper's dense code in float32 is the exception.
 _FLOAT32_NOISE = 2e3
 _WORST_GRADIENT_ERROR = 2.0**-6
+_WORST_ANSWER_ERROR = 2.0**-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Scheme:
     def __post_init__(self) -> None:
         self._check_types()
         self._check_redundancy()
+        if self.mixing == "dense":
+            refuse_if_endless(self.inputs, self.colluders, self.spares, self.sends_masked_gradients)
         if isinstance(self.arithmetic, Real):
             self._check_real(self.arithmetic)
         elif self.mixing == "systematic":
@@ -136,9 +139,10 @@ class Scheme:
                 "masked gradients multiply two noisy values, which float32 cannot carry. "
                 "Use Real(..., dtype=torch.float64) or dk.Field()."
             )
-        if real.dtype == torch.float32 and real.noise_std >= _FLOAT32_NOISE and self.mixing != "dense":
+        noise = real.noise_std + abs(real.noise_mean)
+        if real.dtype == torch.float32 and noise >= _FLOAT32_NOISE and self.mixing != "dense":
             raise SchemeError(
-                f"noise_std={real.noise_std:g} drowns a float32 result. Use dtype=torch.float64, a noise_std below "
+                f"noise of {noise:g} times the input drowns a float32 result. Use dtype=torch.float64, noise below "
                 f'{_FLOAT32_NOISE:g}, or the paper\'s mixing="dense".'
             )
         if self.mixing == "dense":
@@ -146,6 +150,11 @@ class Scheme:
             code = flat_code(self.inputs, self.base_workers, self.sends_masked_gradients)
         else:
             code = real_systematic(self.inputs, self.colluders, self.spares, self.sends_masked_gradients)
+            if real.dtype == torch.float32 and worst_condition(code.A) * noise * 2.0**-24 > _WORST_ANSWER_ERROR:
+                raise SchemeError(
+                    f"with spares={self.spares} and a worker missing, noise of {noise:g} times the input leaves too "
+                    "few bits of a float32 result. Use dtype=torch.float64, less noise, or fewer spares."
+                )
         if code.masks_gradients and gradient_error(code, real) > _WORST_GRADIENT_ERROR:
             raise SchemeError(
                 f"noise_std={real.noise_std:g} enters a weight gradient squared, and with inputs={self.inputs}, "

@@ -20,11 +20,11 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from math import inf, lcm
+from math import comb, inf, lcm
 
 import torch
 
-from darknight.coding.algebra import IntMatrix, all_minors_nonzero, inverse, parity_check, row_sets
+from darknight.coding.algebra import IntMatrix, all_minors_nonzero, inverse, parity_check
 from darknight.coding.code import Code, Mixing
 from darknight.coding.real_table import real_entry
 from darknight.errors import SchemeError
@@ -45,7 +45,7 @@ def field_systematic(inputs: int, colluders: int, spares: int, prime: int, maske
     if colluders == 1:
         code = _assemble(*_field_single(inputs, spares), masked, prime=prime)
         return _verified_field(code, proven=_vandermonde(inputs, spares, prime))
-    _refuse_if_endless(inputs, colluders, spares, masked)
+    refuse_if_endless(inputs, colluders, spares, masked)
     for attempt in range(_ATTEMPTS):
         code = _assemble(*_field_drawn(inputs, colluders, spares, attempt), masked, prime=prime)
         with suppress(SchemeError):
@@ -59,7 +59,7 @@ def field_systematic(inputs: int, colluders: int, spares: int, prime: int, maske
 def real_systematic(inputs: int, colluders: int, spares: int, masked: bool) -> Code:
     """The code over the reals: constants for M=1, the shipped table for M >= 2, verified."""
     if colluders == 1:
-        _refuse_if_endless(inputs, colluders, spares, masked)
+        refuse_if_endless(inputs, colluders, spares, masked)
         codes = (
             _assemble(*_real_single(inputs, spares, n), masked, prime=None) for n in range(_TRIES if spares else 1)
         )
@@ -133,6 +133,7 @@ def _assemble(
     units: tuple[float, float] = (1.0, 1.0),
 ) -> Code:
     K, M, E = len(a), len(C), len(extra_A)
+    extra_A, extra_B = _centred(extra_A, prime), _centred(extra_B, prime)
     one_K, one_M = _identity(K), _identity(M)
     zero = ((0,) * K,) * M
     spare_A_data, spare_A_noise = tuple(row[:K] for row in extra_A), tuple(tuple(map(int, row[K:])) for row in extra_A)
@@ -144,6 +145,7 @@ def _assemble(
         return Code(prime, _with_divisor(A, prime), B, first)
     minus_b = tuple(tuple(-b[k][m] for k in range(K)) for m in range(M))
     D = tuple(tuple(-sum(a[k][m] * b[k][n] for k in range(K)) - C[n][m] for n in range(M)) for m in range(M))
+    D = tuple(tuple(map(int, row)) for row in _centred(D, prime))
     spare_B_data, spare_B_noise = tuple(row[:K] for row in extra_B), tuple(tuple(map(int, row[K:])) for row in extra_B)
     data, carriers_s, carriers_r = range(K), range(K, K + M), range(K + M, K + 2 * M)
     A = Mixing(
@@ -155,15 +157,22 @@ def _assemble(
     return Code(prime, _with_divisor(A, prime), _with_divisor(B, prime), (*data, *carriers_s, *carriers_r))
 
 
+def _centred(rows: SpareRows, prime: int | None) -> SpareRows:
+    """Residues around zero, so that 1 and -1 stay what they are and none is too large for the kernels."""
+    if prime is None:
+        return rows
+    return tuple(tuple((int(value) + prime // 2) % prime - prime // 2 for value in row) for row in rows)
+
+
 def _identity(size: int) -> IntMatrix:
     return tuple(tuple(int(i == j) for j in range(size)) for i in range(size))
 
 
 # --- verification: a code is handed out only after this ---------------------------------------------------------------
-def _refuse_if_endless(inputs: int, colluders: int, spares: int, masked: bool) -> None:
+def refuse_if_endless(inputs: int, colluders: int, spares: int, masked: bool) -> None:
     redundant = (colluders if masked else 0) + spares
     workers = inputs + colluders + redundant
-    if max(row_sets(workers, redundant), row_sets(workers, colluders)) > _MOST_ROW_SETS:
+    if max(comb(workers, redundant), comb(workers, colluders)) > _MOST_ROW_SETS:
         raise SchemeError(
             f"inputs={inputs}, colluders={colluders}, spares={spares} has too many sets of workers to verify each. "
             "Lower inputs, colluders or spares."
@@ -179,7 +188,7 @@ def _verified_field(code: Code, *, proven: bool) -> Code:
             raise SchemeError("a coalition of colluders would meet a singular noise block.")
         redundant = mixing.workers - len(mixing.base)
         if redundant and not proven:
-            _refuse_if_endless(mixing.inputs, mixing.colluders, redundant, masked=False)
+            refuse_if_endless(mixing.inputs, mixing.colluders, redundant, masked=False)
             rows = [tuple(int(value) for value in row) for row in mixing.rows]
             if not all_minors_nonzero(parity_check(rows, mixing.base, prime), prime):
                 raise SchemeError("a set of K+M answers would not decode. Lower spares.")
@@ -189,7 +198,7 @@ def _verified_field(code: Code, *, proven: bool) -> Code:
 def _verified_real(code: Code) -> Code:
     """Raises SchemeError unless every coalition leaks at most C1^2 / (2 sigma^2) and any K+M rows decode stably."""
     for mixing in code.masking:
-        _refuse_if_endless(mixing.inputs, mixing.colluders, mixing.workers - len(mixing.base), masked=False)
+        refuse_if_endless(mixing.inputs, mixing.colluders, mixing.workers - len(mixing.base), masked=False)
         for coalition in combinations(range(mixing.workers), mixing.colluders):
             if leakage_factor(mixing, coalition) > 1 + 1e-9:
                 raise SchemeError(f"coefficients: workers {coalition} would learn more than the stated bound.")
@@ -206,8 +215,9 @@ def leakage_factor(mixing: Mixing, coalition: tuple[int, ...]) -> float:
     """
     data = torch.tensor([[float(value) for value in mixing.data[j]] for j in coalition], dtype=torch.float64)
     noise = torch.tensor([mixing.noise[j] for j in coalition], dtype=torch.float64) * mixing.unit
-    inverted, singular = torch.linalg.inv_ex(noise @ noise.T)
-    return inf if singular else float((data.T @ inverted @ data).abs().sum())
+    if torch.linalg.matrix_rank(noise) < len(noise):
+        return inf
+    return float((data.T @ torch.linalg.inv(noise @ noise.T) @ data).abs().sum())
 
 
 def worst_condition(mixing: Mixing) -> float:

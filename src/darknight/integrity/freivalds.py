@@ -10,7 +10,8 @@ Guarantees: a result that differs from the true one in any element passes with p
     workers did and knew (contract test: tests/integrity/test_freivalds.py). Entries of u and v are uniform over N
     values; a wrong bilinear form vanishes with probability at most 2/N; R repetitions make it (2/N)^R <= 2^-40. The
     same holds for noticing a wrap-around.
-Assumes: u and v are fresh, secret and independent of the answers, which were received before they are drawn.
+Assumes: u and v are fresh, secret and independent of the answers, which were received before they are drawn; operands
+    are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.
 Leaks: to the worker, that a check failed.
 """
 
@@ -53,9 +54,11 @@ def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int
     return y
 
 
-def verified_grad_input(op: BilinearOp, gx: Tensor, delta: Tensor, w: Tensor, prime: int, stream: Stream) -> Tensor:
-    """gx, if it is <w, delta>^T: centred integers gx, quantised delta and w."""
-    x_shape = tuple(gx.shape)
+def verified_grad_input(
+    op: BilinearOp, gx: Tensor, delta: Tensor, w: Tensor, x_shape: Shape, prime: int, stream: Stream
+) -> Tensor:
+    """gx, if it is <w, delta>^T: centred integers gx of x_shape, quantised delta and w."""
+    _expect(gx, x_shape, Pass.GRAD_INPUT)
     rows, weight = op.rows(gx), w.to(torch.float64)
     _expect(delta, op.output_shape(x_shape, tuple(w.shape)), Pass.GRAD_INPUT)
     plan = repetitions(max(rows.shape[0], *op.channels(tuple(w.shape))), prime)
@@ -70,9 +73,11 @@ def verified_grad_input(op: BilinearOp, gx: Tensor, delta: Tensor, w: Tensor, pr
     return gx
 
 
-def verified_grad_weight(op: BilinearOp, gw: Tensor, x: Tensor, delta: Tensor, prime: int, stream: Stream) -> Tensor:
-    """gw, if it is <delta, x>: centred integers gw, quantised x and delta."""
-    w_shape = tuple(gw.shape)
+def verified_grad_weight(
+    op: BilinearOp, gw: Tensor, x: Tensor, delta: Tensor, w_shape: Shape, prime: int, stream: Stream
+) -> Tensor:
+    """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
+    _expect(gw, w_shape, Pass.GRAD_WEIGHT)
     _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
     outs, ins = op.channels(w_shape)
     plan = repetitions(max(outs, ins), prime)
@@ -192,12 +197,14 @@ class _Scratch(threading.local):
     """One buffer for conversions, kept: fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.buffer = torch.empty(0, dtype=torch.float64)
+        with torch.inference_mode(False):
+            self.buffer = torch.empty(0, dtype=torch.float64)
 
     def doubles(self, part: Tensor) -> Tensor:
         """`part` in float64; valid until the next call."""
         if self.buffer.numel() < part.numel():
-            self.buffer = torch.empty(max(_CHUNK, part.numel()), dtype=torch.float64)
+            with torch.inference_mode(False):  # an inference tensor could not be reused outside that mode
+                self.buffer = torch.empty(max(_CHUNK, part.numel()), dtype=torch.float64)
         return self.buffer[: part.numel()].view(part.shape).copy_(part)
 
 

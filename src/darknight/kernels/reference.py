@@ -9,6 +9,7 @@ from torch import Tensor
 
 # A coefficient and a residue are both below 2^28, so a product is below 2^56 and this many of them fit an int64.
 _TERMS_BETWEEN_REDUCTIONS = 64
+_FLOAT32_EXPONENTS = 90
 
 
 def combine(
@@ -54,10 +55,14 @@ def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
 
 
 def quantise_stochastic(values: Tensor, exponent: int, uniforms: Tensor) -> Tensor:
-    """floor(values * 2^exponent + u) with u uniform in [0, 1): unbiased, as int32."""
-    return values.mul(2.0**exponent).add_(uniforms).floor_().to(torch.int32)
+    """Down or up to an integer, up where u < the fraction of values * 2^exponent: unbiased for uniform u, as int32."""
+    scaled = values.mul(2.0**exponent)
+    lower = scaled.floor()
+    return lower.add_(uniforms < scaled.sub_(lower)).to(torch.int32)
 
 
 def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
     """integers * 2^-exponent; one rounding, when the integers have more bits than the dtype."""
+    if abs(exponent) > _FLOAT32_EXPONENTS:  # the scale itself would leave float32
+        return integers.to(torch.float64).mul_(2.0**-exponent).to(dtype)
     return integers.to(dtype).mul_(2.0**-exponent)

@@ -23,7 +23,7 @@ _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 class Conv(BilinearOp):
     """x (example, in, *spatial), w (out, in / groups, *kernel); the arguments of torch.nn.Conv1d/2d/3d, one per axis.
 
-    `padding` may be given as numbers, as Padding, or as "same" (which then needs `kernel`) or "valid"; use `Conv.make`.
+    `Conv.make` reads those arguments as torch.nn does, "same" and "valid" included.
     """
 
     stride: tuple[int, ...]

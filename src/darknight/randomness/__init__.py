@@ -5,7 +5,7 @@
     noise = uniform_below(stream, (4, 10), 2**25 - 39)
 
 Rules that this room keeps: AES-256-CTR keyed from the operating system makes every mask; a stream number is handed out
-once; a stream can be replayed by its number (to check a worker's answer against its share) but never continued.
+once; a stream can be replayed by its number, to check a worker's answer against its share and for nothing else.
 """
 
 from darknight.randomness.distributions import (

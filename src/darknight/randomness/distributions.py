@@ -21,11 +21,13 @@ class _Scratch(threading.local):
     """A buffer for keystream that is read once, kept: fresh memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.buffer = torch.empty(0, dtype=torch.int64)
+        with torch.inference_mode(False):
+            self.buffer = torch.empty(0, dtype=torch.int64)
 
     def words(self, count: int) -> Tensor:
         if self.buffer.numel() < count:
-            self.buffer = torch.empty(count, dtype=torch.int64)
+            with torch.inference_mode(False):  # an inference tensor could not be reused outside that mode
+                self.buffer = torch.empty(count, dtype=torch.int64)
         return self.buffer[:count]
 
 

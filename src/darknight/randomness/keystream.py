@@ -72,8 +72,8 @@ class Stream(Secret):
         """The next `count` words of the keystream as int32 or int64, in `out` where that is given."""
         _refuse_other_process(self._process)
         words = torch.empty(count, dtype=dtype) if out is None else out
-        if count:
-            self._cipher.update_into(_zeros(words.nbytes), words.numpy().data.cast("B"))
+        if count and self._cipher.update_into(_zeros(words.nbytes), words.numpy().data.cast("B")) != words.nbytes:
+            raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
         return words
 
 
@@ -91,6 +91,7 @@ _zero_bytes = np.zeros(1 << 20, dtype=np.uint8)
 def _zeros(count: int) -> memoryview:
     """Zeros to encrypt. The array is never written, so its pages are all the kernel's one zero page."""
     global _zero_bytes
-    if _zero_bytes.size < count:
-        _zero_bytes = np.zeros(count, dtype=np.uint8)
-    return _zero_bytes.data[:count]
+    zeros = _zero_bytes  # another thread may replace it by a smaller one at any moment
+    if zeros.size < count:
+        zeros = _zero_bytes = np.zeros(count, dtype=np.uint8)
+    return zeros.data[:count]
