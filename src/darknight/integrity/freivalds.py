@@ -35,7 +35,9 @@ from darknight.types import Pass
 
 SOUNDNESS_BITS = 40
 _WIDEST = 24  # bits of an entry of u or v: 2^24 values are distinct modulo either prime
-_NARROWEST = 5  # bits of a limb that are still worth while
+# Folded weights and sums over folded rows up to here are split into at most six limbs, of at most 21 bits.
+_SHARED_WEIGHTS = 2.0**41
+_SHARED_REACH = 2.0**46
 _FEW_LIMBS = 1 << 17  # products of two centred values that three limbs carry
 
 
@@ -125,26 +127,25 @@ def _moduli(prime: int) -> tuple[int, int]:
 def _projected(
     weights: Tensor, rows: Tensor, copies: int, prime: int, project: Callable[[Tensor, Tensor], Tensor]
 ) -> list[Tensor]:
-    """The cheap side modulo each prime: the digits of the folded weights, for both primes at once, meet the rows."""
-    largest = max(map(abs, torch.stack(rows.aminmax()).tolist())) if rows.numel() else 0.0
-    products = copies * math.prod(weights.shape[1:])
-    if largest * products > EXACT / 2**_NARROWEST:  # full-range operands: reduce them for each prime apart
+    """The cheap side modulo each prime. The folded operands are exact integers, so one product serves both primes."""
+    bound, reach = _largest(weights), _largest(rows) * copies * math.prod(weights.shape[1:])
+    if bound > _SHARED_WEIGHTS or reach > _SHARED_REACH:  # full-range operands: reduce them for each prime apart
 
         def apart(left: Tensor, right: Tensor) -> Tensor:
             return project(right, left.unsqueeze(1)).squeeze(1)
 
+        products = float(copies * math.prod(weights.shape[1:]))
         return [
             exact(apart, centred(weights, m), centred(rows, m), bound=_half(m), reach=_half(m) * products, prime=m)
             for m in _moduli(prime)
         ]
-    limbs = limbs_for(_half(prime), largest * products)
-    digits = [split(centred(weights, m), limbs) for m in _moduli(prime)]
-    results = project(rows, torch.stack([digit for group in digits for digit in group], dim=1)).unbind(1)
-    groups = results[: limbs.count], results[limbs.count :]
-    return [
-        recombined([centred(partial, m) for partial in group], limbs, m)
-        for group, m in zip(groups, _moduli(prime), strict=True)
-    ]
+    limbs = limbs_for(bound, reach)
+    partials = project(rows, torch.stack(split(weights, limbs), dim=1)).unbind(1)
+    return [recombined([centred(partial, m) for partial in partials], limbs, m) for m in _moduli(prime)]
+
+
+def _largest(values: Tensor) -> float:
+    return max(map(abs, torch.stack(values.aminmax()).tolist())) if values.numel() else 0.0
 
 
 def _summed(bilinear: Bilinear, left: Tensor, right: Tensor, per_row: int, modulus: int) -> Tensor:
