@@ -261,6 +261,19 @@ def test_values_that_real_cannot_mask_are_refused(value):
             real.grid_for(code.A, scheme.arithmetic, bound)
 
 
+@pytest.mark.parametrize("noise_std", [1.0, 2e4, 4.8e5, 1.95e6, 3.9e6, 4e6])
+@pytest.mark.parametrize("inputs", [1, 4])
+def test_every_noise_that_constructs_can_be_drawn(noise_std, inputs):
+    scheme = Scheme(inputs=inputs, colluders=1, arithmetic=Real(noise_std), training=False)
+    code = draw_code(scheme, GENERATOR.fresh())
+    for bound in (1.0, 1.999999, 2.0**-60):
+        grid = real.grid_for(code.A, scheme.arithmetic, bound)
+        x = torch.full((1, inputs, 5), bound, dtype=torch.float64)
+        shares = real.encode(code.A, x, grid, GENERATOR.fresh(), torch.float64)
+        error = (real.decode(code.A, dict(enumerate(shares))) - x).abs().max() / bound
+        assert error < max(2.0**-39, noise_std * 2.0**-44)  # the grid's step, or what float64 leaves beside the noise
+
+
 def test_an_inference_code_has_no_carriers_of_s():
     scheme = Scheme(inputs=3, colluders=2, spares=1)
     assert draw_code(scheme, GENERATOR.fresh()).A.workers == 8

@@ -1,7 +1,7 @@
 """Masking with Gaussian noise on a grid (the paper's arithmetic, without the holes of floating-point noise).
 
-All values of a layer live on a public grid h = 2^-k: x_q = round(x / h). A noise row is R + U / L, with R = round(S z)
-a Gaussian integer and U uniform over the L integers around zero, and share j is the integer
+All values of a layer live on a public grid h = 2^-k: x_q = round(x / h). A noise row is R + U / L, with R a
+Gaussian integer (randomness.grid_gaussian) and U uniform over the L integers around zero, and share j is the integer
 
     round(sum_i A1_ji x_q,i) + round(sum_m A2_jm (R_m + U_m / L))
 
@@ -11,7 +11,8 @@ up to the Gaussian envelope. Without the fraction U / L a row that carries c tim
 c, with certainty: docs/adr/0002.
 
 Guarantees: M workers learn at most factor * C1^2 / (2 sigma^2) nats a feature from one masking, whatever the dependence
-    between inputs; factor <= 1 for the systematic code (darknight.accounting has the bounds).
+    between inputs; factor <= 1 for the systematic code (darknight.accounting has the bounds). Contract tests:
+    tests/accounting/test_leakage.py, tests/coding/test_privacy_statistics.py.
 Assumes: |x| <= C1, a bound declared beforehand; fresh noise; verified results. Rounding makes later weights depend
     slightly on the noise, and the bound is not proven against that.
 Leaks: the bound above, at every sending; the grid and the bound C1; shapes.
@@ -58,7 +59,7 @@ def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
     )
     magnitude = math.frexp(bound)[1]  # bound < 2^magnitude
     std, mean = mixing.unit * arithmetic.noise_std, mixing.unit * arithmetic.noise_mean
-    finest = min(_FINEST, 62 - math.frexp(largest + 1)[1])
+    finest = min(_FINEST, 61 - math.frexp(largest + 1)[1])  # a share below 2^61, a standard deviation below 2^58
     exponent = finest - magnitude
     steps = bound * 2.0**exponent
     return Grid(exponent, bound, std * steps, mean * steps)

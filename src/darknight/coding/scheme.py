@@ -29,7 +29,8 @@ class Scheme:
     gradients.
 
     Guarantees: construction succeeds only if every coalition of `colluders` workers meets an invertible noise block
-        (Field: nothing leaks from shares; Real: a bound, see darknight.accounting).
+        (Field: nothing leaks from shares; Real: a bound, see darknight.accounting). Contract tests:
+        tests/coding/test_scheme.py, tests/coding/test_code.py.
     Assumes: workers of different operators; fresh noise for every masking; only verified results are decoded.
     Leaks: `caveats` says in words what this scheme does not protect.
     """

@@ -164,8 +164,8 @@ class Conv(BilinearOp):
         source = x if spatial == tuple(x.shape[2:]) else self.padding.apply(x)
         axes = (0, *range(2, x.dim()))
         sums = x.new_zeros(x.shape[1], prod(w_shape[2:]))
+        every = (slice(None), slice(None))
         for tap, inputs, outputs in self._overlaps(w_shape[2:], spatial, tuple(delta.shape[2:]), skipped):
-            every = (slice(None), slice(None))
             sums[:, tap] = (source[(*every, *inputs)] * delta[(*every, *outputs)]).sum(axes)
         return sums.view(-1, *w_shape[2:])
 

@@ -21,7 +21,8 @@ class Randomness(Secret):
     """A keyed family of 2^64 independent streams.
 
     Guarantees: no two calls of `fresh` share a byte of keystream, across threads and across the life of the object; a
-        process that was forked from the owner cannot draw (it would repeat the parent's noise).
+        process that was forked from the owner cannot draw (it would repeat the parent's noise). Contract test:
+        tests/randomness/test_keystream.py.
     Assumes: AES-256 is a pseudo-random permutation, the operating system's generator is sound, and one stream yields
         fewer than 2^64 blocks. The streams are told from uniform with advantage at most about n^2 / 2^129 after n
         blocks.
