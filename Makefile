@@ -33,7 +33,7 @@ test-all: lint ## lint, then every test at its full count, with a summary table
 	$(BIN)/pytest --full
 
 bench: $(STAMP) ## run every benchmark in benchmarks/
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that tools leave behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -12,12 +12,12 @@ converts weights, which a worker does once a step.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from math import prod
 
 import torch
 import torch.nn.functional as F
+from timing import best
 from torch import Tensor
 
 from darknight.coding import PRIME_25, PRIME_28
@@ -58,9 +58,9 @@ def main() -> None:
     print("worker time over plain float32, one core (forward, grad input, grad weight)")
     for name, (op, features, w_shape) in LAYERS.items():
         x, w, delta = example(op, (max(1, batch // 4), *features), w_shape)
-        plain = [best(run) for run in plain_passes(op, x, w, delta)]
+        plain = best(*plain_passes(op, x, w, delta), times=3)
         for prime in (PRIME_25, PRIME_28):
-            times = [best(run) for run in field_passes(op, x, w, delta, prime)]
+            times = best(*field_passes(op, x, w, delta, prime), times=3)
             ratios = "  ".join(f"{took / base:5.2f}" for took, base in zip(times, plain, strict=True))
             print(f"{name:26} {label(prime, 10):11} {ratios}")
 
@@ -127,15 +127,6 @@ def field_passes(op: BilinearOp, x: Tensor, w: Tensor, delta: Tensor, prime: int
 
 def label(prime: int, bits: int) -> str:
     return f"2^{prime.bit_length()}, {bits} bit"
-
-
-def best(run: Callable[[], Tensor], times: int = 3) -> float:
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ it is often faster.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
+from timing import best
 
 from darknight.coding import PRIME_28
 from darknight.integrity import verified_forward, verified_grad_input, verified_grad_weight
@@ -68,20 +68,10 @@ def main() -> None:
                 ),
             ]
             for kind, plain, check in rows:
-                base, took = best_of_both(plain, check)
+                base, took = best(plain, check, times=11)
                 label = "" if layout is torch.contiguous_format else " (plain in channels_last)"
                 times = f"plain {base * 1e3:6.1f} ms   check {took * 1e3:6.1f} ms"
                 print(f"  {kind:11} {times}   ratio {took / base:.3f}{label}")
-
-
-def best_of_both(first: Callable[[], object], second: Callable[[], object], times: int = 11) -> tuple[float, float]:
-    found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(times):
-        for run, durations in zip((first, second), found, strict=True):
-            start = time.perf_counter()
-            run()
-            durations.append(time.perf_counter() - start)
-    return min(found[0]), min(found[1])
 
 
 if __name__ == "__main__":

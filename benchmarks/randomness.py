@@ -7,10 +7,8 @@ python benchmarks/randomness.py
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import torch
+from timing import best
 
 from darknight.coding import PRIME_25, PRIME_28
 from darknight.randomness import Randomness, grid_gaussian, uniform_below
@@ -25,23 +23,14 @@ def main() -> None:
     for memory, reuse in (("memory reused", True), ("fresh memory", False)):
         print(memory)
         out = {"out": words if reuse else None}
-        took = best(lambda out=out: generator.fresh().words(COUNT, torch.int32, **out))
+        (took,) = best(lambda out=out: generator.fresh().words(COUNT, torch.int32, **out))
         print(f"  keystream               {4 * COUNT / took / 1e6:8.0f} MB/s")
         for prime in (PRIME_25, PRIME_28):
-            took = best(lambda prime=prime, out=out: uniform_below(generator.fresh(), (COUNT,), prime, **out))
+            (took,) = best(lambda prime=prime, out=out: uniform_below(generator.fresh(), (COUNT,), prime, **out))
             print(f"  uniform below 2^{prime.bit_length()}     {4 * COUNT / took / 1e6:8.0f} MB/s   (target 500)")
         out = {"out": values if reuse else None}
-        took = best(lambda out=out: grid_gaussian(generator.fresh(), (COUNT,), 2.0**54, **out))
+        (took,) = best(lambda out=out: grid_gaussian(generator.fresh(), (COUNT,), 2.0**54, **out))
         print(f"  grid Gaussians          {COUNT / took / 1e6:8.1f} M/s    (target 50)")
-
-
-def best(run: Callable[[], object], times: int = 7) -> float:
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,6 +27,15 @@ def pytest_collection_modifyitems(config, items):
 def full(request) -> bool:
     """True when full counts are asked for: ``count = 10_000 if full else 200``."""
     return request.config.getoption("--full")
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tests that multiply thousands of tiny tensors, where a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

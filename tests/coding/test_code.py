@@ -190,16 +190,3 @@ def test_a_decoder_needs_enough_answers_that_determine_the_inputs():
     twice = Mixing(((1,), (1,), (0,)), ((1,), (1,), (1,)), (0, 2))
     with pytest.raises(SchemeError, match="do not determine"):
         decoder(twice, PRIME_28, [0, 1])
-
-
-@pytest.mark.parametrize(
-    "secret", [field_systematic(2, 1, 0, PRIME_25, True), field_systematic(2, 1, 0, PRIME_25, True).A]
-)
-def test_coefficients_hide_themselves(secret):
-    import copy
-    import pickle
-
-    assert "hidden" in repr(secret)
-    for leak in (pickle.dumps, copy.copy, copy.deepcopy, lambda value: value == value):
-        with pytest.raises(TypeError, match="secret"):
-            leak(secret)

@@ -20,7 +20,10 @@ from darknight.randomness import Randomness, Stream
 from darknight.types import Pass
 from ops.cases import CASES, Case, conv, linear, transposed
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # torch about its own speed
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),  # torch about its own speed
+]
 
 PRIMES = [PRIME_25, PRIME_28]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)

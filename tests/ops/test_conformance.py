@@ -13,7 +13,10 @@ from darknight.ops import REGISTRY, Conv, collapse_rows, field, lookup
 from darknight.types import Pass
 from ops.cases import CASES, Case, exactly, integers
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # torch about its own speed
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),  # torch about its own speed
+]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 every_pass = pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)

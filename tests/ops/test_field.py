@@ -13,7 +13,10 @@ from darknight.ops.field import Limbs
 from darknight.types import Pass
 from ops.cases import CASES, Case
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # torch about its own speed
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),  # torch about its own speed
+]
 
 # prime, limbs, and the longest contraction of two full-range operands that they keep exact
 LONGEST = [(PRIME_25, Limbs(2, 13), 131_072), (PRIME_28, Limbs(2, 14), 8_192), (PRIME_28, Limbs(3, 10), 131_072)]
