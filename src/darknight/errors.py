@@ -5,8 +5,15 @@
     ├── OpError            an operation with arguments that it does not support
     ├── EncodingError      values that cannot be encoded: not finite, or too large for their range
     ├── RandomnessError    a generator that may not be used here: copied, forked, used up, or asked to repeat itself
+    ├── ProtectError       a model that cannot be protected, or is not used as a protected model must be
+    ├── FleetError         a fleet that does not fit the scheme, or is closed
+    ├── WorkerError        a worker that failed, stopped, or did not keep to the protocol; `worker` is its number
+    ├── UsageError         a setting that makes no sense; the message names the remedy
+    ├── DataError          data that is missing or malformed
     ├── RangeError         an honest result that does not fit the field: retry at a smaller scale, blame nobody
     └── IntegrityError     a result that is not the one that was asked for: somebody lied
+
+    PrivacyWarning         (a warning) what is done shows workers more than usual
 
 Messages are for people: where, what was found, what was needed, what to do. They never contain data values.
 Attributes are for programs.
@@ -35,6 +42,30 @@ class RandomnessError(DarKnightError, RuntimeError):
     """The generator refuses, because going on could use the same noise twice."""
 
 
+class ProtectError(DarKnightError, RuntimeError):
+    """The model cannot be protected like this."""
+
+
+class FleetError(DarKnightError, RuntimeError):
+    """The fleet cannot do this work."""
+
+
+class WorkerError(DarKnightError, RuntimeError):
+    """Worker number `worker` failed. Nothing of what it sent was used."""
+
+    def __init__(self, message: str, *, worker: int) -> None:
+        super().__init__(message)
+        self.worker = worker
+
+
+class UsageError(DarKnightError, ValueError):
+    """A setting makes no sense: an unknown name, or a number out of its range."""
+
+
+class DataError(DarKnightError, ValueError):
+    """The data is missing or malformed."""
+
+
 class _CheckError(DarKnightError):
     """A failed check; `kind` is the pass ("forward", "grad_input", "grad_weight"), `check` the method that noticed."""
 
@@ -50,3 +81,7 @@ class RangeError(_CheckError):
 
 class IntegrityError(_CheckError):
     """The result is wrong. Nothing of it may be used."""
+
+
+class PrivacyWarning(UserWarning):
+    """What is done here is allowed, and shows workers more than usual."""

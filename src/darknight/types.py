@@ -1,9 +1,14 @@
-"""Records and names that more than one room uses."""
+"""Records and names that more than one room uses. The wire carries these records and nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
+
+import torch
+from torch import Tensor
 
 
 class Pass(Enum):
@@ -27,3 +32,116 @@ class Secret:
         raise TypeError(f"{type(self).__name__} is secret and cannot be compared.")
 
     __hash__ = object.__hash__
+
+
+# --- from the enclave to a worker -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class OpSpec:
+    """An op in words and whole numbers: a name of the ops registry, and its settings."""
+
+    name: str
+    settings: tuple[tuple[str, str | tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weights:
+    """A layer's public weights. The worker keeps them, by layer and version, until it is told to forget them.
+
+    prime: the field of the integers in `tensor`, or None for real arithmetic.
+    """
+
+    layer: str
+    version: int
+    op: OpSpec
+    prime: int | None
+    tensor: Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ForwardTask:
+    """A share of a layer's input: answer with <W, share> if `compute`, and keep the share for the backward pass."""
+
+    layer: str
+    call: int
+    version: int
+    tensor: Tensor
+    compute: bool
+    keep: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BackwardTask:
+    """A share of the gradient of a layer's output, to be met with the input share that was kept under `call`.
+
+    With gradients in the clear `tensor` holds all inputs' gradients (group, input, *feature), and `row` the worker's
+    coefficients: it combines them itself. Otherwise `row` is None.
+    """
+
+    layer: str
+    call: int
+    version: int
+    tensor: Tensor
+    passes: tuple[Pass, ...]
+    x_shape: tuple[int, ...]
+    row: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forget:
+    """Calls and weights (layer, version) that are not needed any more."""
+
+    calls: tuple[int, ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
+
+
+Task = ForwardTask | BackwardTask
+Message = Weights | Task | Forget
+
+
+# --- and back -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Answer:
+    """The results of a task, a tensor for each pass that was asked for; `seconds` of computing, as the worker says."""
+
+    layer: str
+    call: int
+    tensors: Mapping[Pass, Tensor]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a worker could not do a task."""
+
+    message: str
+
+
+Reply = Answer | Refusal
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an answer must look like: the enclave fixes shapes, dtype and range; a worker chooses none of them.
+
+    prime: answers are residues in [0, prime); None for floats.
+    """
+
+    shapes: Mapping[Pass, tuple[int, ...]]
+    dtype: torch.dtype
+    prime: int | None
+
+
+# --- what a worker saw ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One tensor that a worker received or sent, as it was on the wire.
+
+    kind: "weights", "forward.share", "forward.reply", "backward.share", "grad_input.reply" or "grad_weight.reply".
+    call: the layer call it belongs to; the version for weights. detail: everything else that came with it.
+    """
+
+    layer: str
+    kind: str
+    call: int
+    tensor: Tensor
+    detail: Mapping[str, object] = field(default_factory=dict)

@@ -75,7 +75,7 @@ def _in_the_field(
         deltas = field.encode(code.B, groups, prime, generator.fresh())
     else:
         rows = [[int(value) for value in row] for row in code.B.data]
-        deltas = torch.stack([field.combine_clear(row, groups, prime) for row in rows])
+        deltas = torch.stack([field_ops.combine_clear(row, groups, prime) for row in rows])
     share_shape = tuple(shares[0].shape)
     workers = range(scheme.workers)
     y = field.decode(code.A, {j: field_ops.forward(op, shares[j], wq, prime) for j in workers}, prime)
@@ -111,7 +111,7 @@ def _in_the_reals(
         deltas = real.encode(code.B, groups, grid, generator.fresh(), dtype)
     else:
         rows = [tuple(float(value) for value in row) for row in code.B.data]
-        deltas = torch.stack([real.combine_clear(row, groups.to(dtype)) for row in rows])
+        deltas = torch.stack([real_ops.combine_clear(row, groups.to(dtype)) for row in rows])
     share_shape = tuple(shares[0].shape)
     workers = range(scheme.workers)
     y = real.decode(code.A, {j: real_ops.forward(op, shares[j], weights) for j in workers})

@@ -59,7 +59,7 @@ def test_eq_4_to_6_the_answers_add_up_to_the_gradient(scheme):
     if code.masks_gradients:
         combined = field.encode(code.B, groups, prime, GENERATOR.fresh())
     else:
-        combined = [field.combine_clear([int(v) for v in row], groups, prime) for row in code.B.data]
+        combined = [field_ops.combine_clear([int(v) for v in row], groups, prime) for row in code.B.data]
     equations = {
         j: field_ops.grad_weight(Linear(), shares[j], combined[j], (3, 4), prime) for j in range(scheme.workers)
     }

@@ -49,10 +49,10 @@ def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
     return combine([[1] * len(equations)], equations, code.prime, out=total, centred=True)[0]
 
 
-def combine_clear(row: Sequence[int], groups: Tensor, prime: int) -> Tensor:
-    """sum_i beta_ji delta_i mod prime: the worker's part of Eq. 4 with gradients in the clear, (group, input, ...)."""
-    out = torch.empty(1, groups.shape[0], *groups.shape[2:], dtype=torch.int32)
-    return combine([row], groups.unbind(1), prime, out=out, centred=False)[0]
+def syndromes(checks: Sequence[Sequence[int]], answers: Sequence[Tensor], prime: int) -> Tensor:
+    """sum_j h_j ybar_j mod prime for each parity check h, in [0, prime): zero exactly if the answers are a codeword."""
+    out = torch.empty(len(checks), *same_shape(answers).shape, dtype=torch.int32)
+    return combine(checks, answers, prime, out=out, centred=False)
 
 
 def _integers(matrix: Sequence[Sequence[object]]) -> list[list[int]]:

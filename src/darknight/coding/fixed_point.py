@@ -8,6 +8,17 @@ import torch
 from torch import Tensor
 
 from darknight.errors import EncodingError
+from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
+
+__all__ = [
+    "bits_over",
+    "dequantise",
+    "exponent_for",
+    "largest_magnitude",
+    "quantise_nearest",
+    "quantise_stochastic",
+    "rms",
+]
 
 _EXPONENTS = 120  # 2^+-120 fits float32
 _PEAK = 6.0  # peak of a sum over its standard deviation, for independent terms

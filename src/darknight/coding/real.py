@@ -21,7 +21,7 @@ Leaks: the bound above, at every sending; the grid and the bound C1; shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -118,8 +118,3 @@ def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
     equations = [replies[row] for row in code.grad_rows]
     total = torch.empty(1, *same_shape(equations).shape, dtype=torch.float64)
     return combine_grid([[1.0] * len(equations)], equations, out=total)[0]
-
-
-def combine_clear(row: Sequence[float], groups: Tensor) -> Tensor:
-    """sum_i beta_ji delta_i: the worker's part of Eq. 4 when gradients are in the clear; (group, input, ...)."""
-    return torch.einsum("i,gi...->g...", torch.tensor(row, dtype=groups.dtype), groups)

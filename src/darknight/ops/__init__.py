@@ -8,6 +8,16 @@ from darknight.ops.conv_transpose import ConvTranspose
 from darknight.ops.linear import Linear
 from darknight.ops.op import BilinearOp, collapse_rows
 from darknight.ops.padding import Padding
-from darknight.ops.registry import REGISTRY, lookup
+from darknight.ops.registry import REGISTRY, from_spec, lookup
 
-__all__ = ["REGISTRY", "BilinearOp", "Conv", "ConvTranspose", "Linear", "Padding", "collapse_rows", "lookup"]
+__all__ = [
+    "REGISTRY",
+    "BilinearOp",
+    "Conv",
+    "ConvTranspose",
+    "Linear",
+    "Padding",
+    "collapse_rows",
+    "from_spec",
+    "lookup",
+]

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.op import BilinearOp, Shape, settings_of
 from darknight.ops.padding import Padding
+from darknight.types import OpSpec
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -65,6 +66,28 @@ class Conv(BilinearOp):
         else:
             amounts = tuple((amount, amount) for amount in per_axis(padding, axes))
         return cls(stride=steps, padding=Padding(amounts, padding_mode), dilation=holes, groups=groups)
+
+    def spec(self) -> OpSpec:
+        return OpSpec(
+            self.name,
+            (
+                ("stride", self.stride),
+                ("padding", tuple(amount for pair in self.padding.amounts for amount in pair)),
+                ("padding_mode", self.padding.mode),
+                ("dilation", self.dilation),
+                ("groups", (self.groups,)),
+            ),
+        )
+
+    @classmethod
+    def from_spec(cls, spec: OpSpec) -> Self:
+        numbers = settings_of(spec, ("stride", "padding", "dilation", "groups"), words=("padding_mode",))
+        amounts, (groups, *more) = numbers["padding"], numbers["groups"] or (0,)
+        if more or len(amounts) != 2 * len(numbers["stride"]):
+            raise OpError("conv: needs one number of groups, and two of padding for each axis.")
+        pairs = tuple(zip(amounts[::2], amounts[1::2], strict=True))
+        padding = Padding(pairs, str(dict(spec.settings)["padding_mode"]))
+        return cls(stride=numbers["stride"], padding=padding, dilation=numbers["dilation"], groups=groups)
 
     @property
     def axes(self) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.ops.conv import Conv, per_axis
-from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.op import BilinearOp, Shape, settings_of
 from darknight.ops.padding import Padding
+from darknight.types import OpSpec
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class ConvTranspose(BilinearOp):
     def __post_init__(self) -> None:
         if not self.conv.padding.symmetric_zeros:
             raise OpError("conv_transpose: only symmetric padding with zeros is defined.")
+        if len(self.output_padding) != self.conv.axes:
+            raise OpError(f"conv_transpose: output_padding needs one number for each of {self.conv.axes} axes.")
         # torch allows more where the dilation is larger, but then conv does not lead from y's shape to x's.
         for extra, step in zip(self.output_padding, self.conv.stride, strict=True):
             if not 0 <= extra < step:
@@ -53,6 +56,16 @@ class ConvTranspose(BilinearOp):
             stride=per_axis(stride, axes), padding=Padding(amounts), dilation=per_axis(dilation, axes), groups=groups
         )
         return cls(conv=conv, output_padding=per_axis(output_padding, axes))
+
+    def spec(self) -> OpSpec:
+        return OpSpec(self.name, (*self.conv.spec().settings, ("output_padding", self.output_padding)))
+
+    @classmethod
+    def from_spec(cls, spec: OpSpec) -> Self:
+        extra = tuple(setting for setting in spec.settings if setting[0] == "output_padding")
+        rest = tuple(setting for setting in spec.settings if setting[0] != "output_padding")
+        output_padding = settings_of(OpSpec(spec.name, extra), ("output_padding",))["output_padding"]
+        return cls(conv=Conv.from_spec(OpSpec(spec.name, rest)), output_padding=output_padding)
 
     @property
     def groups(self) -> int:  # type: ignore[override]

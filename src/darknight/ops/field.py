@@ -7,7 +7,7 @@ of contraction, and no bias to accumulate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -127,3 +127,14 @@ def centred(values: Tensor, prime: int) -> Tensor:
 def residues(values: Tensor, prime: int) -> Tensor:
     """The canonical residues in [0, prime) of values above -prime and below prime, as int32."""
     return torch.where(values < 0, values + prime, values).to(torch.int32)
+
+
+def combine_clear(row: Sequence[int], groups: Tensor, prime: int) -> Tensor:
+    """sum_i beta_ji delta_i mod prime in [0, prime): the worker's part of Eq. 4 with gradients in the clear.
+
+    groups: residues (group, input, *feature).
+    """
+    total = torch.zeros_like(groups[:, 0], dtype=torch.int64)
+    for coefficient, deltas in zip(row, groups.unbind(1), strict=True):
+        total.add_(deltas, alpha=coefficient % prime).remainder_(prime)
+    return total.to(torch.int32)

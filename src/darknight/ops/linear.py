@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.op import BilinearOp, Shape, settings_of
+from darknight.types import OpSpec
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,14 @@ class Linear(BilinearOp):
 
     name: ClassVar[str] = "linear"
     groups: ClassVar[int] = 1  # type: ignore[misc]
+
+    def spec(self) -> OpSpec:
+        return OpSpec(self.name)
+
+    @classmethod
+    def from_spec(cls, spec: OpSpec) -> Self:
+        settings_of(spec, ())
+        return cls()
 
     def output_shape(self, x_shape: Shape, w_shape: Shape) -> Shape:
         if len(w_shape) != 2 or len(x_shape) < 2 or x_shape[-1] != w_shape[1]:

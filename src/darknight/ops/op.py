@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 from torch import Tensor
+
+from darknight.errors import OpError
+from darknight.types import OpSpec
 
 Shape = tuple[int, ...]
 
@@ -32,6 +36,16 @@ class BilinearOp(ABC):
 
     name: ClassVar[str]
     groups: int
+
+    # --- on the wire ------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def spec(self) -> OpSpec:
+        """The op in words and whole numbers."""
+
+    @classmethod
+    @abstractmethod
+    def from_spec(cls, spec: OpSpec) -> Self:
+        """The op that `spec` describes; raises OpError on anything unexpected."""
 
     # --- the three passes -------------------------------------------------------------------------------------------
     @abstractmethod
@@ -106,3 +120,17 @@ def collapse_rows(folded: Tensor, vectors: Tensor) -> Tensor:
     """(row, rep, ...) and (rep, row) -> (rep, ...): each rep with its own weights."""
     weights = vectors.t().reshape(*folded.shape[:2], *[1] * (folded.dim() - 2))
     return (folded * weights).sum(0)
+
+
+def settings_of(spec: OpSpec, numbers: Sequence[str], words: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """The numeric settings by name, when the spec has exactly these numbers and words."""
+    found = dict(spec.settings)
+    if len(found) != len(spec.settings) or found.keys() != {*numbers, *words}:
+        raise OpError(f"op {spec.name}: settings {sorted(found)}; needs {sorted({*numbers, *words})}.")
+    result = {}
+    for name in numbers:
+        value = found[name]
+        if isinstance(value, str) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
+            raise OpError(f"op {spec.name}: setting {name} needs whole numbers.")
+        result[name] = value
+    return result

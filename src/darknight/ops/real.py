@@ -7,6 +7,8 @@ are summed in float64 whatever the wire's dtype, and rounded to it once: docs/ad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,11 @@ def grad_input(op: BilinearOp, delta: Tensor, w: Tensor, x_shape: Shape) -> Tens
 
 def grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
     return op.grad_weight(x.to(torch.float64), delta.to(torch.float64), w_shape).to(x.dtype)
+
+
+def combine_clear(row: Sequence[float], groups: Tensor) -> Tensor:
+    """sum_i beta_ji delta_i: the worker's part of Eq. 4 with gradients in the clear; (group, input, *feature)."""
+    total = torch.zeros_like(groups[:, 0], dtype=torch.float64)
+    for coefficient, deltas in zip(row, groups.unbind(1), strict=True):
+        total.add_(deltas, alpha=coefficient)
+    return total.to(groups.dtype)

@@ -7,6 +7,7 @@ from darknight.ops.conv import Conv
 from darknight.ops.conv_transpose import ConvTranspose
 from darknight.ops.linear import Linear
 from darknight.ops.op import BilinearOp
+from darknight.types import OpSpec
 
 REGISTRY: dict[str, type[BilinearOp]] = {op.name: op for op in (Linear, Conv, ConvTranspose)}
 
@@ -16,3 +17,8 @@ def lookup(name: str) -> type[BilinearOp]:
         return REGISTRY[name]
     except KeyError:
         raise OpError(f"no op {name!r}; known are {', '.join(REGISTRY)}.") from None
+
+
+def from_spec(spec: OpSpec) -> BilinearOp:
+    """The op that a spec from the wire describes."""
+    return lookup(spec.name).from_spec(spec)

@@ -1,0 +1,131 @@
+"""The workers of one scheme: work goes out to all of them at once, answers come back checked for shape and range.
+
+Guarantees: an answer that leaves this room has exactly the shapes, the dtype and the range that the enclave fixed
+    beforehand; anything else raises WorkerError, which names the worker (contract test: tests/fleet/test_fleet.py).
+Assumes: nothing of the workers. Whether an answer is *right* is decided in darknight.integrity.
+Leaks: to each worker its own messages, their number, order and timing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from darknight.errors import FleetError, WorkerError
+from darknight.types import Answer, Expected, Message, Record, Refusal, Task
+from darknight.wire import Link, LinkClosed, LinkTimeout, Transcript
+
+PATIENCE = 600.0  # seconds a worker may take for one task
+
+
+class Fleet:
+    """Workers by number, the scheme's worker index. Close it, or use it as a context.
+
+    operators: who runs each worker; the guarantee counts operators, because one operator pools what its workers see.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        *,
+        operators: Sequence[str],
+        transcripts: Sequence[Transcript] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        if len(operators) != len(links):
+            raise FleetError(f"{len(operators)} operators for {len(links)} workers; needs one for each worker.")
+        self.operators = tuple(operators)
+        self._links = tuple(links)
+        self._transcripts = transcripts
+        self._on_close = on_close
+        self._closed = False
+
+    @property
+    def workers(self) -> int:
+        return len(self._links)
+
+    def post(self, message: Message, workers: Sequence[int]) -> None:
+        """Sends a message that has no answer."""
+        for worker in workers:
+            self._send(worker, message)
+
+    def dispatch(self, tasks: Mapping[int, Task], expected: Mapping[int, Expected]) -> dict[int, Answer]:
+        """Sends every worker its task and waits for all answers, which are as `expected`."""
+        tickets = {worker: self._send(worker, task) for worker, task in tasks.items()}
+        deadline = time.monotonic() + PATIENCE
+        answers = {}
+        for worker, ticket in tickets.items():
+            try:
+                reply = self._links[worker].receive(ticket, deadline - time.monotonic())
+            except LinkTimeout:
+                raise WorkerError(f"worker {worker} did not answer in {PATIENCE:.0f} s.", worker=worker) from None
+            except LinkClosed:
+                raise self._gone(worker) from None
+            if isinstance(reply, Refusal):
+                raise WorkerError(f"worker {worker} refused: {reply.message}", worker=worker)
+            answers[worker] = self._checked(worker, reply, expected[worker])
+        return answers
+
+    def transcript(self, worker: int) -> list[Record]:
+        """Everything that `worker` received and sent so far, as it was on the wire."""
+        if self._transcripts is None:
+            raise FleetError("this fleet keeps no transcripts. Start it with local_fleet(scheme, record=True).")
+        if not 0 <= worker < self.workers:
+            raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
+        return self._transcripts[worker].records
+
+    def close(self) -> None:
+        """Stops the workers. Transcripts stay."""
+        if not self._closed:
+            self._closed = True
+            for link in self._links:
+                link.close()
+            if self._on_close is not None:
+                self._on_close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, worker: int, message: Message) -> int:
+        if self._closed:
+            raise FleetError("the fleet is closed. Use the model inside the fleet's context, or unprotect it.")
+        try:
+            return self._links[worker].send(message)
+        except LinkClosed:
+            raise self._gone(worker) from None
+
+    @staticmethod
+    def _gone(worker: int) -> WorkerError:
+        return WorkerError(f"worker {worker} stopped. Start it again, and repeat the step.", worker=worker)
+
+    @staticmethod
+    def _checked(worker: int, answer: Answer, expected: Expected) -> Answer:
+        if answer.tensors.keys() != expected.shapes.keys():
+            raise WorkerError(f"worker {worker} answered another question than the one asked.", worker=worker)
+        for kind, shape in expected.shapes.items():
+            complaint = _complaint(answer.tensors[kind], shape, expected)
+            if complaint:
+                raise WorkerError(f"worker {worker}, {kind.value}: an answer {complaint}.", worker=worker)
+        return answer
+
+
+def _complaint(tensor: Tensor, shape: tuple[int, ...], expected: Expected) -> str:
+    if tuple(tensor.shape) != shape:
+        return f"of shape {tuple(tensor.shape)}; needs {shape}"
+    if tensor.dtype != expected.dtype:
+        return f"of {tensor.dtype}; needs {expected.dtype}"
+    if not tensor.numel():
+        return ""
+    if expected.prime is None:
+        return "" if bool(torch.isfinite(tensor).all()) else "with values that are not finite"
+    least, most = torch.aminmax(tensor)
+    return "" if int(least) >= 0 and int(most) < expected.prime else "with values outside the field"

@@ -1,0 +1,38 @@
+"""Workers on this machine, for trying things out: a simulation of separate operators."""
+
+from __future__ import annotations
+
+import threading
+
+from darknight.coding.scheme import Scheme
+from darknight.fleet.fleet import Fleet
+from darknight.wire import Transcript, in_process
+from darknight.worker import Executor, serve
+
+
+def local_fleet(scheme: Scheme, *, record: bool = False) -> Fleet:
+    """As many workers as `scheme` needs, as threads of this process: docs/adr/0005.
+
+    record: keep what each worker received and sent, for `fleet.transcript(j)`. It grows with every call.
+
+    Assumes: that you only try things out. All shares are in one hand here, and with all shares nothing is hidden.
+    """
+    turn = threading.Lock()  # torch uses every core for each worker, so they compute in turn
+    links, threads = [], []
+    transcripts = [Transcript() for _ in range(scheme.workers)] if record else None
+    for number in range(scheme.workers):
+        link, seat = in_process(transcripts[number] if transcripts else None)
+        thread = threading.Thread(
+            target=serve, args=(seat, Executor(turn)), name=f"darknight-worker-{number}", daemon=True
+        )
+        thread.start()
+        links.append(link)
+        threads.append(thread)
+
+    def wait() -> None:
+        for thread in threads:
+            thread.join(timeout=60)
+
+    return Fleet(
+        links, operators=[f"simulated-{j}" for j in range(scheme.workers)], transcripts=transcripts, on_close=wait
+    )

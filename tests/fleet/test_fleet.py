@@ -1,0 +1,40 @@
+"""The fleet: transcripts, closing, and no thread left behind. Wrong answers: tests/runtime/test_integrity.py."""
+
+import threading
+
+import pytest
+
+import darknight as dk
+from darknight.fleet import Fleet
+from darknight.wire import in_process
+
+SCHEME = dk.Scheme(inputs=2, colluders=1)
+
+
+def workers():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("darknight-worker")]
+
+
+def test_a_local_fleet_has_the_schemes_workers_and_leaves_none_behind():
+    before = len(workers())
+    with dk.local_fleet(SCHEME) as fleet:
+        assert fleet.workers == SCHEME.workers == len(workers()) - before
+        assert len(set(fleet.operators)) == fleet.workers
+    assert len(workers()) == before
+    fleet.close()  # a second time does nothing
+
+
+def test_a_fleet_without_transcripts_says_how_to_get_them():
+    with dk.local_fleet(SCHEME) as fleet, pytest.raises(dk.errors.FleetError, match="record=True"):
+        fleet.transcript(0)
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_worker_that_is_not_there_has_no_transcript(number):
+    with dk.local_fleet(SCHEME, record=True) as fleet, pytest.raises(dk.errors.FleetError, match="workers 0 to 3"):
+        fleet.transcript(number)
+
+
+def test_every_worker_has_an_operator():
+    with pytest.raises(dk.errors.FleetError, match="one for each"):
+        Fleet([in_process()[0]], operators=[])
