@@ -1,5 +1,10 @@
-"""Checks of what workers return. A check raises or gives back the verified result; it never returns a verdict."""
+"""Checks of what workers return. A check raises or gives back the verified result; it never returns a verdict.
 
+The three functions are Freivalds' check in the field. `real` has the same for Real arithmetic, and how large an honest
+error is; `parity` compares redundant answers, in both.
+"""
+
+from darknight.integrity import parity, real
 from darknight.integrity.freivalds import verified_forward, verified_grad_input, verified_grad_weight
 
-__all__ = ["verified_forward", "verified_grad_input", "verified_grad_weight"]
+__all__ = ["parity", "real", "verified_forward", "verified_grad_input", "verified_grad_weight"]

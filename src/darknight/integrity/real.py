@@ -1,0 +1,313 @@
+"""Freivalds' check, two-sided, in Real arithmetic: equal up to the rounding that honest workers cause.
+
+Both sides of a bilinear identity (see ops.op) are weighed with secret random unit vectors u and v. An honest result
+has rounding errors of standard deviation `spread` per element, and a sum weighed with unit vectors has the same; what
+differs by more than z * spread is refused. z is such that an honest call fails with probability 1e-9.
+
+Guarantees: let e be the difference from the true product, over the rows and channels (for a weight gradient: over the
+    channels of one group) that meet in one compared number. A result with rms(e) >= 16 z spread anywhere passes with
+    probability at most 2^-40, whatever the workers did and knew: |v^T e u| <= rms(e) / 16 has probability at most
+    sqrt(2) E(1 + 256 g^2)^-1/2 < 1/4 with Gaussian g, and there are 20 repetitions. (Given u it is at most
+    sqrt(2) (1 + 256 q)^-1/2, convex in q, and q is linear in the squared singular values of e, so rank one is worst.)
+    Smaller errors are caught less surely, most of them at rms(e) = z spread. Signs instead of directions would be
+    worse: an error that two rows share cancels half the time, however large. Contract test:
+    tests/integrity/test_real.py.
+Assumes: u and v are fresh, secret and drawn after the answers came; x, w and delta are what the workers were sent
+    shares of (x on its grid, w and clear deltas in the wire's dtype); `spread` comes from the functions below and never
+    from an answer, which a liar could make large. Shapes are the caller's, not a worker's.
+Leaks: to the worker, that a check failed.
+
+The spread is derived from bounds, weights, shapes and the code. A sum of s products has white parts, in which the
+workers' noise enters (Gaussian, sizes add as squares), and steady parts, which may all agree (sizes add). With u the
+unit roundoff of the wire:
+
+    answer        white size * |w|_2 * u sqrt((1 + 16 roundings) / 3)    the answer is rounded, and its operand was
+                  steady size * |w|_1 * u * 4 (1 + roundings)            the same for data, bounded element by element
+                  grid step * |w|_1 * 4                                  shares are rounded to the grid
+                  plus 2^-53 (sqrt(s) + workers) of both sizes           sums in float64
+    decoded       sqrt(sum_j L_ij^2 answer_j^2), worst i; plus what of the sources L A - [I 0] leaves behind
+    gradient      the same with products of two shares and L = 1, plus what B^T A - diag(I, 0) leaves behind
+
+The factor 4: an error that agrees between elements, weighed with u and v, has the tail of a product of two Gaussians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from darknight.coding import Code, Mixing, decoder
+from darknight.coding.real import Grid, to_grid
+from darknight.errors import EncodingError, IntegrityError, OpError
+from darknight.ops import BilinearOp, collapse_rows
+from darknight.ops.op import Shape
+from darknight.randomness import Stream, standard_normal
+from darknight.types import Pass
+
+REPETITIONS = 20
+FALSE_ALARMS = 1e-9  # for each call
+CLEAR = 16.0  # rms(e) / (z spread) from which on a wrong result is refused with probability 1 - 2^-40
+_ROUND = 2.0**-53
+_AGREEING = 4.0
+_TAIL = 8.0  # no norm of N Gaussians exceeds sqrt(N) + 8
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, stream: Stream, *, spread: float) -> Tensor:
+    """y, if it is <w, x> up to errors of `spread` (decoded_spread)."""
+    y_shape = op.output_shape(tuple(x.shape), tuple(w.shape))
+    _expect(y, y_shape, Pass.FORWARD)
+    rows = op.rows(y.to(torch.float64))
+    u = _directions(stream, op.channels(tuple(w.shape))[0])
+    v = _directions(stream, rows.shape[0])
+    found = collapse_rows(op.fold_channels(rows, u, 1), v)
+    weights = op.fold_weight_output(w.to(torch.float64), u).unsqueeze(1)
+    expected = op.project_forward(_fold_rows(op.rows(x), v), weights, y_shape).squeeze(1)
+    _compare(Pass.FORWARD, found, expected, spread, y.numel() + x.numel())
+    return y
+
+
+def verified_grad_input(
+    op: BilinearOp, gx: Tensor, delta: Tensor, w: Tensor, x_shape: Shape, stream: Stream, *, spread: float
+) -> Tensor:
+    """gx of x_shape, if it is <w, delta>^T up to errors of `spread` (decoded_spread)."""
+    _expect(gx, x_shape, Pass.GRAD_INPUT)
+    _expect(delta, op.output_shape(x_shape, tuple(w.shape)), Pass.GRAD_INPUT)
+    rows = op.rows(gx.to(torch.float64))
+    u = _directions(stream, op.channels(tuple(w.shape))[1])
+    v = _directions(stream, rows.shape[0])
+    found = collapse_rows(op.fold_channels(rows, u, 1), v)
+    weights = op.fold_weight_input(w.to(torch.float64), u).unsqueeze(1)
+    expected = op.project_grad_input(_fold_rows(op.rows(delta), v), weights, x_shape).squeeze(1)
+    _compare(Pass.GRAD_INPUT, found, expected, spread, gx.numel() + delta.numel())
+    return gx
+
+
+def verified_grad_weight(
+    op: BilinearOp, gw: Tensor, x: Tensor, delta: Tensor, w_shape: Shape, stream: Stream, *, spread: float
+) -> Tensor:
+    """gw of w_shape, if it is <delta, x> up to errors of `spread` (gradient_spread)."""
+    _expect(gw, w_shape, Pass.GRAD_WEIGHT)
+    _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
+    outs, ins = op.channels(w_shape)
+    u, v = _directions(stream, outs, op.groups), _directions(stream, ins, op.groups)
+    found = op.contract_folded(op.fold_weight_output(gw.to(torch.float64), u), v)
+    inputs = op.fold_channels(op.rows(x.to(torch.float64)), v, op.groups)
+    deltas = op.fold_channels(op.rows(delta.to(torch.float64)), u, op.groups)
+    expected = op.project_grad_weight(inputs, deltas, w_shape)
+    _compare(Pass.GRAD_WEIGHT, found, expected, spread, gw.numel() + x.numel())
+    return gw
+
+
+def deviations(count: int) -> float:
+    """z: `count` errors with tails no heavier than a Gaussian's exceed z standard deviations once in 1e9 calls."""
+    return math.sqrt(2 * math.log(2 * max(1, count) / FALSE_ALARMS))
+
+
+def on_grid(values: Tensor, grid: Grid) -> Tensor:
+    """The values that coding.real.encode makes shares of, in float64."""
+    return to_grid(values, grid).mul_(2.0**-grid.exponent)
+
+
+# --- how large an honest error is -------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Size:
+    """What is known of a tensor: the standard deviation of its noise; of the rest, the largest element and the rms."""
+
+    white: float
+    largest: float
+    rms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What the enclave knows of the shares of one operand. `of_shares` for masked ones, `in_the_clear` for deltas."""
+
+    mixing: Mixing
+    dtype: torch.dtype
+    noise: float  # standard deviation of a noise row
+    mean: float  # and its mean
+    largest: float  # of the data
+    rms: float  # of the data: of the output channel that has most
+    step: float  # of the grid
+    roundings: int  # to the wire's dtype, until the operand is what the worker's op meets
+
+    @classmethod
+    def of_shares(cls, mixing: Mixing, grid: Grid, dtype: torch.dtype) -> Sent:
+        """Shares that coding.real.encode made. Nothing here depends on the data beyond its declared bound."""
+        step = 2.0**-grid.exponent
+        return cls(mixing, dtype, grid.std * step, abs(grid.mean) * step, grid.bound, grid.bound, step, 1)
+
+    @classmethod
+    def in_the_clear(cls, op: BilinearOp, mixing: Mixing, delta: Tensor, dtype: torch.dtype) -> Sent:
+        """Deltas that go out in the wire's dtype and that each worker combines with its row of B."""
+        channels = op.rows(delta).to(torch.float64).transpose(0, 1).flatten(1).square()
+        rms = math.sqrt(float(channels.mean(1).max())) if delta.numel() else 0.0
+        largest = float(delta.abs().max()) if delta.numel() else 0.0
+        return cls(mixing, dtype, 0.0, 0.0, largest, rms, 0.0, mixing.inputs + 1)
+
+    @property
+    def unit(self) -> float:
+        return torch.finfo(self.dtype).eps / 2
+
+    def share(self, worker: int) -> _Size:
+        """Of worker's share."""
+        data = [abs(float(value)) for value in self.mixing.data[worker]]
+        noise = self.mixing.noise[worker]
+        offset = self.mean * abs(sum(noise))
+        rms = math.hypot(*data) * math.sqrt(len(data)) * self.rms
+        return _Size(self.noise * math.hypot(*noise), sum(data) * self.largest + offset, rms + offset)
+
+    def source(self, place: int) -> _Size:
+        """Of one input or noise row."""
+        if place < self.mixing.inputs:
+            return _Size(0.0, self.largest, self.rms)
+        return _Size(self.noise, self.mean, self.mean)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The weights that one element of an answer meets: norm |w|_2, sum |w|_1, and how many they are; upper bounds."""
+
+    norm: float
+    total: float
+    terms: float
+
+    @classmethod
+    def of(cls, op: BilinearOp, kind: Pass, w: Tensor, x_shape: Shape) -> Reach:
+        """For one of the two passes that multiply by w."""
+        if kind is Pass.GRAD_WEIGHT:
+            raise OpError("a weight gradient meets no weights; use gradient_spread.")
+        fan = op.fan_in if kind is Pass.FORWARD else op.fan_out
+        weight = w.detach().to(torch.float64)
+        # Elements that padding copies are met several times, and their errors agree.
+        norm = math.sqrt(fan(weight.square(), x_shape) * op.copies(x_shape))
+        return cls(norm, fan(weight, x_shape), fan(torch.ones_like(weight), x_shape))
+
+
+def answer_spreads(reach: Reach, sent: Sent) -> dict[int, float]:
+    """By worker, the standard deviation of the error of an honest answer, per element: forward or grad input."""
+    sums = _ROUND * (math.sqrt(reach.terms) + sent.mixing.workers)
+    relative = math.hypot(_relative(sent.unit, sent.roundings), sums)
+    bounded = _AGREEING * ((sent.roundings + 1) * sent.unit + sums)
+    spreads = {}
+    for worker in range(sent.mixing.workers):
+        size = sent.share(worker)
+        steady = bounded * size.largest + _AGREEING * sent.step
+        spreads[worker] = relative * size.white * reach.norm + steady * reach.total
+    return spreads
+
+
+def decoded_spread(reach: Reach, sent: Sent, available: Collection[int] | None = None) -> float:
+    """The standard deviation of the error of what coding.real.decode gives when `available` workers answered."""
+    workers, matrix = decoder(sent.mixing, None, available)
+    answers = answer_spreads(reach, sent)
+    sources = [sent.source(place) for place in range(sent.mixing.inputs + sent.mixing.colluders)]
+    worst = 0.0
+    for wanted, row in enumerate(matrix):
+        used = [float(value) for value in row]
+        spread = math.hypot(*(value * answers[worker] for value, worker in zip(used, workers, strict=True)))
+        for place, size in enumerate(sources):
+            met = sum(
+                Fraction(value) * Fraction(sent.mixing.rows[j][place]) for value, j in zip(used, workers, strict=True)
+            )
+            left = abs(float(met - (place == wanted)))
+            spread += left * (size.white * reach.norm + _AGREEING * size.largest * reach.total)
+        worst = max(worst, spread)
+    return worst
+
+
+def equation_spreads(
+    op: BilinearOp, code: Code, x: Sent, delta: Sent, x_shape: Shape, y_shape: Shape
+) -> dict[int, float]:
+    """By worker of code.grad_rows, the standard deviation of the error of an honest Eq_j, per element.
+
+    x_shape and y_shape are those of one worker's shares, (group, *feature).
+    """
+    products = _products(op, x_shape, y_shape)
+    sums = _ROUND * (math.sqrt(products) + code.A.workers)
+    relative = math.hypot(_relative(x.unit, x.roundings + delta.roundings), sums)
+    bounded = _AGREEING * ((x.roundings + delta.roundings + 1) * x.unit + sums)
+    root = math.sqrt(products)
+    spreads = {}
+    for worker in code.grad_rows:
+        left, right = x.share(worker), delta.share(worker)
+        steps = x.step * (root * right.white + products * right.rms) + delta.step * (
+            root * left.white + products * left.rms
+        )
+        spreads[worker] = (
+            relative * _white_products(products, left, right)
+            + bounded * products * left.rms * right.rms
+            + _AGREEING * steps
+        )
+    return spreads
+
+
+def gradient_spread(op: BilinearOp, code: Code, x: Sent, delta: Sent, x_shape: Shape, y_shape: Shape) -> float:
+    """The standard deviation of the error of what coding.real.decode_gradient gives; arguments as equation_spreads."""
+    spread = math.hypot(*equation_spreads(op, code, x, delta, x_shape, y_shape).values())
+    products = _products(op, x_shape, y_shape)
+    for i in range(code.B.inputs + code.B.colluders):
+        for k in range(code.A.inputs + code.A.colluders):
+            met = sum(Fraction(code.B.rows[j][i]) * Fraction(code.A.rows[j][k]) for j in code.grad_rows)
+            left = abs(float(met - (i == k and i < code.A.inputs)))
+            if left:
+                sizes = x.source(k), delta.source(i)
+                steady = _AGREEING * products * sizes[0].rms * sizes[1].rms
+                spread += left * (_white_products(products, *sizes) + steady)
+    return spread
+
+
+def _relative(unit: float, roundings: int) -> float:
+    """Of a white part: the answer's rounding, apart for each element, and the operands', which the op spreads."""
+    return unit * math.sqrt((1 + _AGREEING**2 * roundings) / 3)
+
+
+def _products(op: BilinearOp, x_shape: Shape, y_shape: Shape) -> int:
+    return x_shape[0] * op.positions(x_shape, y_shape) * op.copies(x_shape)
+
+
+def _white_products(count: int, left: _Size, right: _Size) -> float:
+    """Of a sum of `count` products, the part in which noise enters."""
+    root = math.sqrt(count)
+    return (root + _TAIL) * left.white * right.white + root * (left.white * right.rms + left.rms * right.white)
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+def _compare(kind: Pass, found: Tensor, expected: Tensor, spread: float, summed: int) -> None:
+    """|found - expected| <= z spread. Our own sums may round too, by the size of the side that no worker can touch."""
+    if not expected.numel():
+        return
+    own = _ROUND * math.sqrt(summed) * math.sqrt(float(expected.square().mean()))
+    tolerance = deviations(expected.numel()) * (spread + own)
+    if not math.isfinite(tolerance) or spread < 0:
+        raise EncodingError(
+            f"{kind.value}: a spread or operands that are not finite. Nothing can be compared with them."
+        )
+    if not bool(((found - expected).abs_() <= tolerance).all()):  # also false for what is not a number
+        raise IntegrityError(
+            f"{kind.value}: the result differs from the product of its operands by more than rounding explains. "
+            "A worker returned a wrong answer.",
+            kind=kind.value,
+            check="freivalds",
+        )
+
+
+def _directions(stream: Stream, length: int, groups: int = 1) -> Tensor:
+    """(rep, length): in each group a unit vector of uniform direction."""
+    gaussians = standard_normal(stream, (REPETITIONS, groups, length // groups))
+    return gaussians.div_(gaussians.norm(dim=2, keepdim=True)).flatten(1)
+
+
+def _fold_rows(rows: Tensor, v: Tensor) -> Tensor:
+    return (v @ rows.to(torch.float64).flatten(1)).view(v.shape[0], *rows.shape[1:])
+
+
+def _expect(tensor: Tensor, shape: Shape, kind: Pass) -> None:
+    if tuple(tensor.shape) != shape:
+        raise OpError(f"{kind.value}: a tensor {tuple(tensor.shape)} where {shape} belongs.")
