@@ -1,10 +1,32 @@
 """How much leaks, in nats: the paper's theorems as written, and the bounds that hold."""
 
+from darknight.accounting.events import (
+    BoundRaised,
+    Event,
+    Failed,
+    Masked,
+    Overflow,
+    SentClear,
+    Spent,
+    Traffic,
+    Verified,
+)
 from darknight.accounting.leakage import Dependence, coalition_bound, gaussian_information, worst_coalition
+from darknight.accounting.ledger import Ledger
 from darknight.accounting.theorems import entropy, lemma_1, lemma_2, theorem_1, theorem_2
 
 __all__ = [
+    "BoundRaised",
     "Dependence",
+    "Event",
+    "Failed",
+    "Ledger",
+    "Masked",
+    "Overflow",
+    "SentClear",
+    "Spent",
+    "Traffic",
+    "Verified",
     "coalition_bound",
     "entropy",
     "gaussian_information",

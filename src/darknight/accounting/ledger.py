@@ -1,0 +1,144 @@
+"""The ledger of a runtime: what leaked at most, what was checked, what went wrong, what was sent, where time went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from darknight.accounting.events import (
+    BoundRaised,
+    Event,
+    Failed,
+    Masked,
+    Overflow,
+    SentClear,
+    Spent,
+    Traffic,
+    Verified,
+)
+from darknight.types import Pass
+
+VISIBLE_ANYWAY = (
+    "shapes, the number and timing of calls, retries after overflow",
+    "the weights, and so the aggregate gradient of every step",
+    "everything, to one operator that holds more than M shares",
+)
+
+
+class Ledger:
+    """Adds up events. An event that it does not know raises TypeError: nothing goes uncounted.
+
+    Leakage is counted for an example that was in every batch: bounds add over layers, passes and steps. Gradients in
+    the clear are not a number of nats but a caveat.
+    """
+
+    def __init__(self, *, exact: bool, not_covered: Sequence[str]) -> None:
+        self._exact = exact
+        self._not_covered = tuple(not_covered)
+        self.nats_per_example = 0.0
+        self.maskings = 0
+        self.sent_clear = 0
+        self.passed: Counter[Pass] = Counter()
+        self.unchecked: Counter[Pass] = Counter()
+        self.failed: list[Failed] = []
+        self.overflows: Counter[str] = Counter()
+        self.bounds_raised: list[BoundRaised] = []
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.layer_seconds = 0.0
+        self.waiting_seconds = 0.0
+        self.worker_seconds = 0.0
+        self._handlers: dict[type, Callable[..., None]] = {
+            Masked: self._masked,
+            SentClear: self._sent_clear,
+            Verified: self._verified,
+            Failed: self.failed.append,
+            Overflow: self._overflow,
+            BoundRaised: self.bounds_raised.append,
+            Traffic: self._traffic,
+            Spent: self._spent,
+        }
+
+    def record(self, event: Event) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise TypeError(f"an event {type(event).__name__} that the ledger does not know; teach it first.")
+        handler(event)
+
+    @property
+    def leakage_in_words(self) -> str:
+        if self._exact:
+            return "0 nats from the shares of any M workers (exact arithmetic in a finite field)"
+        if math.isinf(self.nats_per_example):
+            return "no bound holds"
+        return (
+            f"at most {self.nats_per_example:.3g} nats to any M workers about an example that was in every batch "
+            f"({self.maskings} maskings)"
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the bound does not speak of: the scheme's own caveats, and what is visible with any scheme."""
+        return (*self._not_covered, *VISIBLE_ANYWAY)
+
+    def summary(self) -> dict[str, object]:
+        """Everything as nested dictionaries of plain numbers and words."""
+        return {
+            "leakage": {"nats_per_example": self.nats_per_example, "words": self.leakage_in_words},
+            "not_covered": list(self.not_covered),
+            "integrity": {
+                "passed": {kind.value: self.passed[kind] for kind in Pass},
+                "unchecked": {kind.value: self.unchecked[kind] for kind in Pass},
+                "failed": len(self.failed),
+                "overflows": self.overflows.total(),
+            },
+            "bounds_raised": len(self.bounds_raised),
+            "traffic": {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes},
+            "time": {
+                "enclave_seconds": self.layer_seconds - self.waiting_seconds,
+                "waiting_seconds": self.waiting_seconds,
+                "worker_seconds": self.worker_seconds,
+            },
+        }
+
+    def __str__(self) -> str:
+        checks = ", ".join(f"{kind.value} {self.passed[kind]:,}" for kind in Pass)
+        unchecked = f", {self.unchecked.total():,} results unchecked" if self.unchecked.total() else ""
+        lines = [
+            f"leakage      {self.leakage_in_words}",
+            *(f"not covered  {line}" for line in self.not_covered),
+            f"integrity    {checks} checks passed, {len(self.failed)} failed{unchecked}",
+            f"overflows    {self.overflows.total():,} passes repeated at a smaller scale",
+            f"bounds       raised {len(self.bounds_raised):,} times",
+            f"traffic      {_megabytes(self.sent_bytes)} sent, {_megabytes(self.received_bytes)} received",
+            f"time         {self.layer_seconds - self.waiting_seconds:.1f} s masking, unmasking and checking, "
+            f"{self.waiting_seconds:.1f} s waiting for workers ({self.worker_seconds:.1f} s of computing)",
+        ]
+        return "\n".join(lines)
+
+    def _masked(self, event: Masked) -> None:
+        self.maskings += 1
+        self.nats_per_example += event.features * event.nats
+
+    def _sent_clear(self, event: SentClear) -> None:
+        self.sent_clear += 1
+
+    def _verified(self, event: Verified) -> None:
+        (self.unchecked if event.check == "off" else self.passed)[event.kind] += 1
+
+    def _overflow(self, event: Overflow) -> None:
+        self.overflows[event.layer] += 1
+
+    def _traffic(self, event: Traffic) -> None:
+        self.sent_bytes += event.sent
+        self.received_bytes += event.received
+
+    def _spent(self, event: Spent) -> None:
+        self.layer_seconds += event.total
+        self.waiting_seconds += event.waiting
+        self.worker_seconds += event.workers
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,58 @@
+"""The ledger adds up, says so in words, and refuses what it does not know."""
+
+import json
+
+import pytest
+
+from darknight.accounting import BoundRaised, Failed, Ledger, Masked, Overflow, SentClear, Spent, Traffic, Verified
+from darknight.types import Pass
+
+
+def ledger():
+    found = Ledger(exact=False, not_covered=["gradients in the clear"])
+    for event in (
+        Masked(layer="a", what="input", examples=8, features=10, nats=1e-3),
+        Masked(layer="b", what="gradient", examples=8, features=5, nats=1e-2),
+        SentClear(layer="a", examples=8),
+        Verified(layer="a", kind=Pass.FORWARD, check="parity"),
+        Verified(layer="a", kind=Pass.GRAD_WEIGHT, check="off"),
+        Failed(layer="a", kind=Pass.FORWARD, check="parity"),
+        Overflow(layer="a", kind=Pass.FORWARD),
+        BoundRaised(layer="a", what="input", bound=2.0),
+        Traffic(sent=100, received=50),
+        Spent(total=3.0, waiting=1.0, workers=4.0),
+    ):
+        found.record(event)
+        found.record(event)
+    return found
+
+
+def test_the_summary_adds_up_and_is_plain_json():
+    summary = ledger().summary()
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["leakage"]["nats_per_example"] == pytest.approx(2 * (10 * 1e-3 + 5 * 1e-2))
+    assert summary["integrity"] == {
+        "passed": {"forward": 2, "grad_input": 0, "grad_weight": 0},
+        "unchecked": {"forward": 0, "grad_input": 0, "grad_weight": 2},
+        "failed": 2,
+        "overflows": 2,
+    }
+    assert summary["traffic"] == {"sent_bytes": 200, "received_bytes": 100}
+    assert summary["time"] == {"enclave_seconds": 4.0, "waiting_seconds": 2.0, "worker_seconds": 8.0}
+
+
+def test_it_says_what_is_not_covered():
+    found = ledger()
+    assert found.not_covered[0] == "gradients in the clear"
+    for line in found.not_covered:
+        assert line in str(found)
+        assert line in found.summary()["not_covered"]
+
+
+def test_in_the_field_shares_leak_nothing():
+    assert "0 nats" in Ledger(exact=True, not_covered=[]).leakage_in_words
+
+
+def test_an_unknown_event_is_refused():
+    with pytest.raises(TypeError, match="does not know"):
+        ledger().record("an event")
