@@ -41,17 +41,34 @@ if TYPE_CHECKING:
     from darknight import errors
     from darknight.coding.arithmetic import Field, Real
     from darknight.coding.scheme import Scheme
+    from darknight.fleet import local_fleet
+    from darknight.nn import protect_, unprotect_
+    from darknight.runtime import Runtime
 
 __version__ = "0.1.0"
 
-__all__ = ["Field", "Real", "Scheme", "__version__", "errors"]
+__all__ = [
+    "Field",
+    "Real",
+    "Runtime",
+    "Scheme",
+    "__version__",
+    "errors",
+    "local_fleet",
+    "protect_",
+    "unprotect_",
+]
 
 # Where each public name lives.
 _HOMES = {
     "Field": "darknight.coding.arithmetic",
     "Real": "darknight.coding.arithmetic",
+    "Runtime": "darknight.runtime",
     "Scheme": "darknight.coding.scheme",
     "errors": "darknight.errors",
+    "local_fleet": "darknight.fleet",
+    "protect_": "darknight.nn",
+    "unprotect_": "darknight.nn",
 }
 
 

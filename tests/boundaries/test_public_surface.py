@@ -10,7 +10,17 @@ import pytest
 import darknight
 from boundaries.house import ROOT
 
-PUBLIC = {"Field", "Real", "Scheme", "__version__", "errors"}
+PUBLIC = {
+    "Field",
+    "Real",
+    "Runtime",
+    "Scheme",
+    "__version__",
+    "errors",
+    "local_fleet",
+    "protect_",
+    "unprotect_",
+}
 
 
 def test_the_public_names_are_these():

@@ -1,0 +1,233 @@
+"""protect_ and unprotect_: a model's own modules, doing their bilinear work through a runtime.
+
+Nothing of the model is replaced. Each module that takes part gets a `forward` of its own instance, so class,
+parameters, buffers, state_dict, hooks and flags are what they were; a deep copy of a protected model is protected too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from darknight.errors import OpError, ProtectError
+from darknight.nn.modules import kind_of, op_of
+from darknight.nn.report import ENCLAVE, MASKED, Report, Row
+from darknight.nn.watch import Protection, Where
+from darknight.runtime import Runtime
+
+_MARK = "_darknight"
+# The parameters from which the older functions of torch.nn.utils compute a weight.
+_OLDER_SOURCES = ({"weight_g", "weight_v"}, {"weight_orig"})
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
+
+
+@dataclass
+class _Binding:
+    """What a protected module remembers: its path, and the forward that its instance had before, if any."""
+
+    protection: Protection
+    path: str
+    previous: Callable[..., Any] | None
+
+
+def protect_(
+    model: nn.Module,
+    runtime: Runtime,
+    *,
+    where: Where | None = None,
+    bounds: Mapping[str, float] | None = None,
+) -> Report:
+    """Protects `model` in place and returns the report of what is masked, and what stays in the enclave and why.
+
+    where: `where(name, module) -> bool` selects the layers; all by default. bounds: `{name: C1}` declares the largest
+    magnitude of a layer's input, for Real arithmetic.
+
+    Guarantees: state_dict keys, parameter objects, isinstance, hooks and flags stay as they are; a failing call leaves
+        the model as it was; no product whose weight is not a parameter of the model is ever sent (contract tests:
+        tests/nn).
+    Assumes: parameters hold no private data: workers see them.
+    Leaks: which layers there are, their shapes and their weights.
+    """
+    if not isinstance(model, nn.Module):
+        raise ProtectError(f"a {type(model).__name__} where a torch.nn.Module belongs.")
+    if not isinstance(runtime, Runtime):
+        raise ProtectError(f"a {type(runtime).__name__} where a dk.Runtime belongs.")
+    if where is not None and not callable(where):
+        raise ProtectError("where must be a function of a layer's name and module that says True or False.")
+    modules = _modules(model)
+    _refuse(modules)
+    plan = {path: _plan(path, module, where) for path, module in modules.items()}
+    declared = _checked_bounds(bounds or {}, plan)
+    report = Report([row for row in plan.values() if row is not None])
+    protection = Protection(runtime, report, where, declared)
+    for path, module in modules.items():
+        row = plan[path]
+        masked = row is not None and row.where == MASKED
+        forward = type(module).forward if "forward" not in vars(module) else vars(module)["forward"]
+        if masked:
+            protection.layer(path)
+            _bind(protection, path, module, _masked_forward(module, forward))
+        elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
+            _bind(protection, path, module, _watched_forward(forward))
+    return report
+
+
+def unprotect_(model: nn.Module) -> None:
+    """Makes `model` an ordinary model again. Its weights are what training made of them."""
+    bound = [module for module in model.modules() if _MARK in vars(module)]
+    if not bound:
+        raise ProtectError("this model is not protected.")
+    for module in bound:
+        binding = vars(module).pop(_MARK)
+        del vars(module)["forward"]
+        if binding.previous is not None:
+            vars(module)["forward"] = binding.previous
+
+
+# --- what becomes of a module ---------------------------------------------------------------------------------------
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by path, without the insides of scripted ones."""
+    scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if not any(path.startswith(f"{outer}." if outer else "") and path != outer for outer in scripted)
+    }
+
+
+def _refuse(modules: Mapping[str, nn.Module]) -> None:
+    for path, module in modules.items():
+        name = path or type(module).__name__
+        if _MARK in vars(module):
+            raise ProtectError(f"{name} is protected already. Call dk.unprotect_ first.")
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise ProtectError(f"{name} has no parameters yet. Run one batch through the model before protecting it.")
+        for parameter in module.parameters(recurse=False):
+            if parameter.device.type != "cpu":
+                raise ProtectError(
+                    f"{name} has parameters on {parameter.device}; the enclave computes on the CPU. "
+                    "Move the model there: model.cpu()."
+                )
+
+
+def _plan(path: str, module: nn.Module, where: Where | None) -> Row | None:
+    """The module's row in the report; None for what has no parameters of its own."""
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return Row(path, kind, ENCLAVE, "scripted: what it computes cannot be seen")
+    if kind_of(module) is not None:
+        if where is not None and not where(path, module):
+            return Row(path, kind, ENCLAVE, "excluded by where")
+        try:
+            op_of(module)
+        except OpError as error:
+            return Row(path, kind, ENCLAVE, str(error))
+        return Row(path, kind, MASKED, "")
+    if not any(True for _ in module.parameters(recurse=False)):
+        return None
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return Row(path, kind, ENCLAVE, "its products are fused with its non-linear functions")
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return Row(path, kind, ENCLAVE, "a table lookup")
+    if isinstance(module, _NORMS):
+        return Row(path, kind, ENCLAVE, "cheap, and not a product")
+    return Row(path, kind, ENCLAVE, "not a layer that is known; products with its parameters are listed when called")
+
+
+def _may_multiply(module: nn.Module) -> bool:
+    """Whether functional products may happen in the module's own forward, or below it."""
+    if type(module).forward is nn.Module.forward:  # a container without a forward
+        return False
+    if any(True for _ in module.children()) or not _is_torchs_own(module):
+        return True
+    return any(True for _ in module.parameters()) and not isinstance(module, (*_NORMS, nn.Embedding))
+
+
+def _is_torchs_own(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
+
+
+def _checked_bounds(bounds: Mapping[str, float], plan: Mapping[str, Row | None]) -> dict[str, float]:
+    for name, bound in bounds.items():
+        row = plan.get(name)
+        if row is None or row.where != MASKED:
+            raise ProtectError(f"bounds names {name!r}, which is no layer that is masked.")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound) or bound <= 0:
+            raise ProtectError(f"bounds[{name!r}]={bound!r}; needs a positive number.")
+    return {name: float(bound) for name, bound in bounds.items()}
+
+
+# --- forwards -------------------------------------------------------------------------------------------------------
+def _bind(protection: Protection, path: str, module: nn.Module, forward: Callable[..., Any]) -> None:
+    vars(module)[_MARK] = _Binding(protection, path, vars(module).get("forward"))
+    # A bound method, because a deep copy binds it to the copied module.
+    vars(module)["forward"] = MethodType(forward, module)
+
+
+def _masked_forward(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a linear map or convolution, with the arguments that torch's has."""
+
+    @functools.wraps(original)
+    def forward(self: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        binding: _Binding = vars(self)[_MARK]
+        protection = binding.protection
+        if not _owns_weight(self):
+            with protection.watching(binding.path, self):
+                return original(self, input, *args, **kwargs)
+        op = op_of(self, _output_padding(self, input, *args, **kwargs))
+        return protection.product(binding.path, type(self).__name__, op, input, self.weight, self.bias)
+
+    return forward
+
+
+def _watched_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The module's own forward, with its functional products seen."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        binding: _Binding = vars(self)[_MARK]
+        with binding.protection.watching(binding.path, self):
+            if binding.previous is not None:
+                return binding.previous(*args, **kwargs)
+            return type(self).forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _owns_weight(module: nn.Module) -> bool:
+    """Whether `module.weight` comes from parameters alone: it is one, or torch's own reparametrisation makes it.
+
+    Anything else (a tensor that somebody put there) may depend on data, and must not be sent.
+    """
+    if isinstance(vars(module)["_parameters"].get("weight"), nn.Parameter):
+        return True
+    if parametrize.is_parametrized(module, "weight"):
+        steps = module.parametrizations.weight  # type: ignore[union-attr]
+        sources = steps.parameters()  # type: ignore[union-attr]
+        return all(map(_is_torchs_own, steps)) and _all_parameters(sources)  # type: ignore[arg-type]
+    own = vars(module)["_parameters"]
+    return any(names <= own.keys() and _all_parameters(map(own.get, names)) for names in _OLDER_SOURCES)
+
+
+def _all_parameters(tensors: Iterable[object]) -> bool:
+    """Whether none of them was put there by torch.func.functional_call."""
+    return all(isinstance(tensor, nn.Parameter) for tensor in tensors)
+
+
+def _output_padding(module: nn.Module, input: Tensor, output_size: Any = None) -> tuple[int, ...] | None:
+    if output_size is None or not hasattr(module, "_output_padding"):
+        return None
+    axes = len(module.kernel_size)  # type: ignore[arg-type]
+    padding = module._output_padding(  # type: ignore[operator]
+        input, output_size, module.stride, module.padding, module.kernel_size, axes, module.dilation
+    )
+    return tuple(padding)

@@ -1,0 +1,65 @@
+"""What is protected and what is not, layer by layer, with what each did so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MASKED = "masked"
+ENCLAVE = "enclave"
+
+
+@dataclass
+class Row:
+    """One layer, or one function that the model called. `flops` are those of forward passes so far."""
+
+    name: str
+    kind: str
+    where: str
+    why: str
+    calls: int = 0
+    flops: int = 0
+
+
+class Report:
+    """The rows of one protected model. Calls and flops grow with use; functions appear when they are first called."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._rows: dict[tuple[str, str, str], Row] = {}
+        for row in rows:
+            self._rows[row.name, row.kind, row.where] = row
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self._rows.values())
+
+    @property
+    def masked(self) -> tuple[Row, ...]:
+        """What workers compute, on masked shares."""
+        return tuple(row for row in self.rows if row.where == MASKED)
+
+    @property
+    def enclave(self) -> tuple[Row, ...]:
+        """What stays in the enclave, and why."""
+        return tuple(row for row in self.rows if row.where == ENCLAVE)
+
+    def count(self, name: str, kind: str, where: str, why: str, flops: int) -> None:
+        row = self._rows.setdefault((name, kind, where), Row(name, kind, where, why))
+        row.calls += 1
+        row.flops += flops
+
+    def __str__(self) -> str:
+        header = ("layer", "kind", "where", "calls", "Mflop", "why")
+        lines = [
+            (row.name or "(model)", row.kind, row.where, f"{row.calls}", f"{row.flops / 1e6:.1f}", row.why)
+            for row in self.rows
+        ]
+        widths = [max(len(line[i]) for line in (header, *lines)) for i in range(5)]
+        table = [
+            "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[5]]).rstrip()
+            for line in (header, *lines)
+        ]
+        masked, enclave = (sum(row.flops for row in rows) for rows in (self.masked, self.enclave))
+        if masked + enclave:
+            table.append(f"{masked / (masked + enclave):.1%} of the forward flops so far were done on masked shares")
+        return "\n".join(table)

@@ -1,0 +1,285 @@
+"""Seeing every product that a protected model computes, also those that no module of its own stands for.
+
+While a protected model's forward runs, a function mode sees each torch function that it calls. A linear map or
+convolution whose weight is a parameter of the model goes to the runtime; every other product stays in the enclave and
+is counted in the report. The mode being active also keeps torch.nn's transformer layers from their fused fast path,
+which would compute protected layers behind our back.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from darknight.errors import OpError
+from darknight.nn.flops import FlopCounter
+from darknight.nn.function import product
+from darknight.nn.report import ENCLAVE, MASKED, Report
+from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
+from darknight.runtime import Layer, Runtime
+
+Where = Callable[[str, nn.Module], bool]
+
+
+class Guard(threading.local):
+    """What is active in this thread: the path of the running module, and the outermost module that is running."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.outermost: tuple[str, nn.Module] | None = None
+
+
+class Protection:
+    """One protected model: its runtime, its layers by label, its report. Copies of the model share it."""
+
+    def __init__(self, runtime: Runtime, report: Report, where: Where | None, bounds: dict[str, float]) -> None:
+        self.runtime = runtime
+        self.report = report
+        self._where = where
+        self._bounds = bounds
+        self._layers: dict[str, Layer] = {}
+        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str, bool]] = {}
+        self._costs: dict[tuple[object, ...], int] = {}
+        self._free: set[object] = set()
+        self._active = Guard()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Protection:
+        return self
+
+    def layer(self, label: str) -> Layer:
+        if label not in self._layers:
+            self._layers[label] = self.runtime.layer(label, self._bounds.get(label))
+        return self._layers[label]
+
+    def product(self, label: str, kind: str, op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        """The product through the runtime, counted."""
+        y = product(self.runtime, self.layer(label), op, x, w, bias)
+        outputs, _ = op.channels(tuple(w.shape))
+        spread = x.numel() // max(1, op.channels(tuple(w.shape))[1]) if isinstance(op, ConvTranspose) else None
+        flops = 2 * (y.numel() // max(1, outputs) if spread is None else spread) * w.numel()
+        self.report.count(label, kind, MASKED, "", flops)
+        return y
+
+    # --- while a model runs -----------------------------------------------------------------------------------------
+    @contextmanager
+    def watching(self, path: str, module: nn.Module) -> Iterator[None]:
+        """The function mode is on in this thread, from the outermost watched module inwards."""
+        active = self._active
+        active.paths.append(path)
+        try:
+            if active.outermost is None:
+                active.outermost = (path, module)
+                try:
+                    with _Watch(self):
+                        yield
+                finally:
+                    active.outermost = None
+            else:
+                yield
+        finally:
+            active.paths.pop()
+
+    def public(self, weight: Tensor) -> tuple[str, bool] | None:
+        """The label of a tensor that is a parameter of the running model or a view of one, and whether it is selected.
+
+        Only parameters are public. Whatever else a model multiplies with may depend on data and is never sent.
+        """
+        found = self._known(weight)
+        if found is None and self._active.outermost is not None:
+            self._learn(*self._active.outermost)
+            found = self._known(weight)
+        if found is None:
+            return None
+        label, selected, parameter = found
+        if weight.shape != parameter.shape or weight.stride() != parameter.stride():
+            start = weight.storage_offset() - parameter.storage_offset()
+            label = f"{label}[{start}:{start + weight.numel()}]"
+        return label, selected
+
+    def _known(self, weight: Tensor) -> tuple[str, bool, nn.Parameter] | None:
+        address = _address(weight)
+        entry = self._parameters.get(address) if address is not None else None
+        parameter = entry[0]() if entry is not None else None
+        if entry is None or parameter is None:
+            return None
+        # The parameter lives, and is still where it was: the memory of `weight` is the parameter's.
+        return (entry[1], entry[2], parameter) if _address(parameter) == address else None
+
+    def _learn(self, prefix: str, root: nn.Module) -> None:
+        self._parameters.clear()
+        for path, module in root.named_modules(prefix=prefix):
+            selected = self._where is None or self._where(path, module)
+            for name, parameter in module.named_parameters(recurse=False):
+                label = path if name == "weight" and path else f"{path}.{name}".lstrip(".")
+                address = _address(parameter)
+                # torch.func.functional_call puts other tensors in place of parameters: they may be made from data.
+                public = isinstance(parameter, nn.Parameter) and parameter.numel() > 0
+                if public and address is not None and address not in self._parameters:
+                    self._parameters[address] = (weakref.ref(parameter), label, selected)
+
+    def in_enclave(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], why: str | None
+    ) -> Any:
+        """Calls `func` as it is; the first time with these shapes, counts what it costs."""
+        if func in self._free:
+            return func(*args, **kwargs)
+        path = self._active.paths[-1] if self._active.paths else ""
+        key = (func, _shapes(args), _shapes(tuple(kwargs.values())))
+        if key in self._costs:
+            result = func(*args, **kwargs)
+        else:
+            with FlopCounter() as counter:
+                result = func(*args, **kwargs)
+            self._costs[key] = counter.flops
+            if not counter.products and func not in _SOMETIMES:
+                self._free.add(func)
+        flops = self._costs[key]
+        if flops:
+            self.report.count(path, _name(func), ENCLAVE, why or self._reason(args, kwargs), flops)
+        return result
+
+    def _reason(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if any(self.public(tensor) for tensor in _tensors((*args, *kwargs.values()))):
+            return "only F.linear and the F.conv functions are masked"
+        return "both operands are private"
+
+
+class _Watch(TorchFunctionMode):
+    """Sees each torch function that the model calls in this thread. It is off while one of them is handled."""
+
+    def __init__(self, protection: Protection) -> None:
+        super().__init__()
+        self._protection = protection
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:  # its projections are to be seen too
+                return _attention(*args, **kwargs)
+        make = _PRODUCTS.get(func)
+        why = None
+        if make is not None:
+            call = _Call(*args, **kwargs)
+            found = self._protection.public(call.weight)
+            if found is None:
+                why = "its weight is not a parameter of the model"
+            elif not found[1]:
+                why = "excluded by where"
+            else:
+                try:
+                    op = make(call)
+                except OpError as error:
+                    why = str(error)
+                else:
+                    return self._protection.product(found[0], _name(func), op, call.input, call.weight, call.bias)
+        return self._protection.in_enclave(func, args, kwargs, why)
+
+
+class _Call:
+    """The arguments of F.linear, torch.conv*d and torch.conv_transpose*d, by name."""
+
+    def __init__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **named: Any) -> None:
+        self.input = input
+        self.weight = weight
+        self.bias = bias
+        self.rest = rest
+        self.named = named
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape[2:])
+
+    def setting(self, place: int, name: str, default: Any) -> Any:
+        value = self.rest[place] if place < len(self.rest) else self.named.get(name, default)
+        if isinstance(value, int | str):
+            return value
+        numbers = tuple(value)
+        return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _linear(call: _Call) -> BilinearOp:
+    if call.weight.dim() != 2:
+        raise OpError("its weight is not a matrix")
+    return Linear()
+
+
+def _conv(call: _Call) -> BilinearOp:
+    return Conv.make(
+        call.kernel,
+        stride=call.setting(0, "stride", 1),
+        padding=call.setting(1, "padding", 0),
+        dilation=call.setting(2, "dilation", 1),
+        groups=call.setting(3, "groups", 1),
+    )
+
+
+def _conv_transpose(call: _Call) -> BilinearOp:
+    return ConvTranspose.make(
+        call.kernel,
+        stride=call.setting(0, "stride", 1),
+        padding=call.setting(1, "padding", 0),
+        output_padding=call.setting(2, "output_padding", 0),
+        groups=call.setting(3, "groups", 1),
+        dilation=call.setting(4, "dilation", 1),
+    )
+
+
+_PRODUCTS: dict[object, Callable[[_Call], BilinearOp]] = {
+    F.linear: _linear,
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _conv),
+    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _conv_transpose),
+}
+# Functions that are products with some arguments only.
+_SOMETIMES = {torch.einsum, torch.tensordot, torch.cdist, torch.matmul, Tensor.matmul, Tensor.__matmul__, *_PRODUCTS}
+
+# torch's own function, without the question whether a function mode is active, which would send it back to us.
+_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda *_: False},
+    "multi_head_attention_forward",
+    F.multi_head_attention_forward.__defaults__,
+)
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where the memory of a tensor begins; None for what has no memory of its own (sparse, torch.func's wrappers)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return None
+
+
+def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(tuple(value))
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__name__", func))
+
+
+def _shapes(values: tuple[Any, ...]) -> tuple[object, ...]:
+    """Everything about arguments that decides their cost."""
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append((tuple(value.shape), value.dtype))
+        elif isinstance(value, list | tuple):
+            found.append(_shapes(tuple(value)))
+        elif isinstance(value, int | float | str | bool | None):
+            found.append(value)
+    return tuple(found)

@@ -1,0 +1,47 @@
+"""The bound C1 of a layer's input and gradient, which scales the noise of Real arithmetic.
+
+A bound is declared (`protect_(..., bounds=...)`), or else a power of two from the largest value seen so far. What
+exceeds it doubles it from that call on, which the ledger records, because the noise scale is visible in the shares.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from darknight.accounting import BoundRaised, Ledger
+from darknight.coding.fixed_point import largest_magnitude
+from darknight.errors import EncodingError
+from darknight.runtime.layer import Layer
+
+
+class Bounds:
+    """strict: what exceeds a bound raises EncodingError instead."""
+
+    def __init__(self, strict: bool, ledger: Ledger) -> None:
+        self._strict = strict
+        self._ledger = ledger
+
+    def of_input(self, layer: Layer, x: Tensor) -> float:
+        layer.input_bound = self._fitting(layer, "input", layer.input_bound, x)
+        return layer.input_bound
+
+    def of_gradient(self, layer: Layer, delta: Tensor) -> float:
+        layer.gradient_bound = self._fitting(layer, "gradient", layer.gradient_bound, delta)
+        return layer.gradient_bound
+
+    def _fitting(self, layer: Layer, what: str, bound: float | None, values: Tensor) -> float:
+        largest = largest_magnitude(values)
+        if bound is not None and largest <= bound:
+            return bound
+        if bound is not None and self._strict:
+            raise EncodingError(
+                f"the {what} exceeds its bound {bound:g}, and strict_bounds is on. Declare a larger bound with "
+                "protect_'s bounds, or normalise the data."
+            )
+        raised = bound or (2.0 ** math.frexp(largest)[1] if largest else 1.0)
+        while largest > raised:
+            raised *= 2
+        self._ledger.record(BoundRaised(layer=layer.label, what=what, bound=raised))
+        return raised

@@ -1,0 +1,31 @@
+"""Which check a pass gets, and what the ledger hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from darknight.accounting import Failed, Ledger, Verified
+from darknight.coding import Scheme
+from darknight.errors import IntegrityError
+from darknight.runtime.layer import Layer
+from darknight.types import Pass
+
+
+@contextmanager
+def checking(ledger: Ledger, layer: Layer, kind: Pass, check: str) -> Iterator[None]:
+    """Writes down that the check inside passed, or that it failed; the error then names the layer."""
+    try:
+        yield
+    except IntegrityError as error:
+        ledger.record(Failed(layer=layer.label, kind=kind, check=check))
+        raise IntegrityError(f"layer {layer.label}, {error}", kind=error.kind, check=error.check) from None
+    ledger.record(Verified(layer=layer.label, kind=kind, check=check))
+
+
+def freivalds_checks(scheme: Scheme, ledger: Ledger, layer: Layer, kind: Pass) -> bool:
+    """Whether Freivalds checks this pass; the ledger hears of a result that nothing checks."""
+    if scheme.integrity == "off":
+        ledger.record(Verified(layer=layer.label, kind=kind, check="off"))
+        return False
+    return scheme.integrity != "parity" or kind is Pass.GRAD_WEIGHT

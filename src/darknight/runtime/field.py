@@ -1,0 +1,133 @@
+"""A layer call in the field: quantise, multiply integers, and repeat at a smaller scale what left the range.
+
+Who multiplies is somebody else's business (`Products`): workers on masked shares, or the enclave. Everything that
+decides a result happens here, so both give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from darknight.accounting import Ledger, Overflow
+from darknight.coding import Field, Scheme
+from darknight.coding.fixed_point import (
+    dequantise,
+    exponent_for,
+    largest_magnitude,
+    quantise_nearest,
+    quantise_stochastic,
+)
+from darknight.errors import EncodingError, IntegrityError, RangeError
+from darknight.ops import BilinearOp
+from darknight.randomness import rounding_uniforms
+from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent
+from darknight.types import Pass
+
+T = TypeVar("T")
+
+_RECOMPUTED = (
+    "Or: the input was recomputed (torch.utils.checkpoint) and is not the one that was sent; then keep "
+    "preserve_rng_state=True and compute it the same way twice."
+)
+
+
+class Products(Protocol):
+    """The three passes on integers. Results are verified; RangeError says that one left the field's range."""
+
+    def forward(
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
+    ) -> tuple[Tensor, Saved]: ...
+
+    def backward(
+        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...]
+    ) -> dict[Pass, Tensor]: ...
+
+
+class FieldCalls:
+    """Layer calls in fixed-point integers modulo the prime."""
+
+    def __init__(self, scheme: Scheme, arithmetic: Field, products: Products, seed: int, ledger: Ledger) -> None:
+        self._arithmetic = arithmetic
+        self._products = products
+        self._seed = seed
+        self._ledger = ledger
+        # Without Freivalds nobody would notice that a result left the range, so it must not be able to.
+        self._certain = scheme.integrity in ("parity", "off")
+        self._certain_weight = scheme.integrity == "off"
+
+    def weights(self, w: Tensor) -> tuple[Tensor, int]:
+        """The weights as workers get them. Their scale depends on nothing but the weights."""
+        exponent = exponent_for(largest_magnitude(w), self._arithmetic.bits)
+        return quantise_nearest(_wide(w), exponent), exponent
+
+    def forward(
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
+    ) -> tuple[Tensor, Saved]:
+        values = _wide(x)
+
+        def attempt(exponent: int) -> tuple[Tensor, Saved]:
+            y, saved = self._products.forward(layer, op, quantise_nearest(values, exponent), weights, keep)
+            saved.exponent, saved.address = exponent, x.data_ptr()
+            return _dequantised(y, exponent + weights.exponent, dtype), saved
+
+        exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
+        return self._repeated(layer, values, exponent, attempt)
+
+    def backward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        x: Tensor,
+        delta: Tensor,
+        passes: tuple[Pass, ...],
+        dtypes: dict[Pass, torch.dtype],
+    ) -> dict[Pass, Tensor]:
+        values = _wide(delta)
+        quantised = quantise_nearest(_wide(x), saved.exponent)
+        uniforms = rounding_uniforms(
+            delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
+        )
+        other = {Pass.GRAD_INPUT: saved.weights.exponent, Pass.GRAD_WEIGHT: saved.exponent}
+
+        def attempt(exponent: int) -> dict[Pass, Tensor]:
+            rounded = quantise_stochastic(values, exponent, uniforms)
+            try:
+                results = self._products.backward(layer, saved, quantised, rounded, passes)
+            except IntegrityError as error:
+                if x.data_ptr() == saved.address:
+                    raise
+                raise IntegrityError(f"{error} {_RECOMPUTED}", kind=error.kind, check=error.check) from None
+            return {kind: _dequantised(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
+
+        certain = (self._certain, self._certain_weight)
+        op = saved.weights.op
+        exponent = gradient_exponent(self._arithmetic, op, values, quantised, saved.weights, certain)
+        return self._repeated(layer, values, exponent, attempt)
+
+    def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int], T]) -> T:
+        """`attempt` at the first scale, from `exponent` down, whose results stay in range."""
+        last = exponent_for(largest_magnitude(values), 1)  # one bit is left of the largest value
+        while exponent >= last:
+            try:
+                return attempt(exponent)
+            except RangeError as error:
+                self._ledger.record(Overflow(layer=layer.label, kind=Pass(error.kind)))
+                exponent -= 1
+        raise EncodingError(TOO_LONG)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """float32 or float64: the narrower floats have no room for the scaling."""
+    return values if values.dtype == torch.float64 else values.to(torch.float32)
+
+
+def _dequantised(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
+    """The integers themselves would overflow float16."""
+    if dtype == torch.float16:
+        return dequantise(integers, exponent, torch.float32).to(dtype)
+    return dequantise(integers, exponent, dtype)

@@ -1,0 +1,57 @@
+"""What the runtime remembers: about a layer from call to call, and about a call until its backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from darknight.coding import Code
+from darknight.coding.real import Grid
+from darknight.ops import BilinearOp
+
+
+@dataclass(eq=False)
+class SentWeights:
+    """One version of a layer's weights, as workers have them: integers times 2^-exponent, or floats."""
+
+    layer: str
+    version: int
+    op: BilinearOp
+    tensor: Tensor
+    exponent: int
+
+
+@dataclass(eq=False)
+class Layer:
+    """A protected layer. `name` is its key on the wire; `label` what messages call it.
+
+    gradients counts its backward passes: the index of the rounding, so that repeating or recomputing a forward pass
+    does not shift it. input_bound and gradient_bound are C1 of Real arithmetic; None until first seen.
+    """
+
+    name: str
+    label: str
+    input_bound: float | None = None
+    gradient_bound: float | None = None
+    gradients: int = 0
+    weights: SentWeights | None = field(default=None, repr=False)
+
+
+@dataclass(eq=False)
+class Saved:
+    """A forward call whose backward pass may come. While it lives, workers keep its shares.
+
+    code: the coefficients of this call. exponent: of the quantised input, and address, where the input was, since a
+    recomputed input is elsewhere (Field). values and grid: the input as it was encoded, kept because recomputing it
+    would give other values (Real).
+    """
+
+    call: int
+    x_shape: tuple[int, ...]
+    weights: SentWeights
+    code: Code | None = field(default=None, repr=False)
+    exponent: int = 0
+    values: Tensor | None = field(default=None, repr=False)
+    grid: Grid | None = None
+    address: int = 0

@@ -1,0 +1,97 @@
+"""The products in the field by workers that see only masked shares.
+
+Guarantees: what any M workers receive is uniform and independent of x and delta; a result is returned only if it was
+    verified, unless the scheme says integrity="off" (contract tests: tests/runtime/test_privacy.py,
+    tests/runtime/test_integrity.py).
+Assumes: fresh noise for every masking: each attempt is masked from scratch.
+Leaks: shapes, which passes were asked for, and that an attempt was repeated.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from darknight.accounting import Ledger, Masked, SentClear
+from darknight.coding import Field, Mixing, Scheme, draw_code, field, joined, virtual_batches
+from darknight.integrity import parity, verified_forward, verified_grad_input, verified_grad_weight
+from darknight.ops import BilinearOp
+from darknight.randomness import Randomness
+from darknight.runtime.checking import checking, freivalds_checks
+from darknight.runtime.exchange import Exchange
+from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.types import Pass
+
+
+class MaskedField:
+    def __init__(
+        self, scheme: Scheme, arithmetic: Field, exchange: Exchange, randomness: Randomness, ledger: Ledger
+    ) -> None:
+        self._scheme = scheme
+        self._prime = arithmetic.prime
+        self._exchange = exchange
+        self._randomness = randomness
+        self._ledger = ledger
+
+    def forward(
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
+    ) -> tuple[Tensor, Saved]:
+        # 1. Mask, with fresh coefficients (dense code) and fresh noise.
+        code = draw_code(self._scheme, self._randomness.fresh())
+        shares = self._shares(layer, "input", code.A, x)
+        # 2. Send, and wait for the answers.
+        saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
+        if keep:
+            self._exchange.forget_with(saved)
+        answers = self._exchange.forward(layer, op, code, shares, weights, saved.call, keep)
+        # 3. Unmask and check.
+        y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0])
+        if freivalds_checks(self._scheme, self._ledger, layer, Pass.FORWARD):
+            with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
+                verified_forward(op, y, x, weights.tensor, self._prime, self._randomness.fresh())
+        return y, saved
+
+    def backward(
+        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...]
+    ) -> dict[Pass, Tensor]:
+        code, op, w = saved.code, saved.weights.op, saved.weights.tensor
+        assert code is not None
+        # 1. Mask, with noise of its own.
+        deltas = self._shares(layer, "gradient", code.B, delta) if code.masks_gradients else self._clear(layer, delta)
+        # 2. Send, and wait for the answers.
+        answers = self._exchange.backward(layer, saved, code, deltas, passes)
+        # 3. Unmask and check.
+        results = {}
+        if Pass.GRAD_INPUT in passes:
+            gx = self._unmasked(layer, Pass.GRAD_INPUT, code.B, answers[Pass.GRAD_INPUT], delta.shape[0])
+            if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_INPUT):
+                with checking(self._ledger, layer, Pass.GRAD_INPUT, "freivalds"):
+                    verified_grad_input(op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh())
+            results[Pass.GRAD_INPUT] = gx
+        if Pass.GRAD_WEIGHT in passes:
+            gw = field.decode_gradient(code, answers[Pass.GRAD_WEIGHT])
+            if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_WEIGHT):
+                with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
+                    verified_grad_weight(op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh())
+            results[Pass.GRAD_WEIGHT] = gw
+        return results
+
+    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor) -> Tensor:
+        """(worker, group, *feature). Every masking has a stream of noise of its own."""
+        groups = virtual_batches(batch, self._scheme.inputs)
+        shares = field.encode(mixing, groups, self._prime, self._randomness.fresh())
+        self._ledger.record(
+            Masked(layer=layer.label, what=what, examples=batch.shape[0], features=batch[0].numel(), nats=0.0)
+        )
+        return shares
+
+    def _clear(self, layer: Layer, delta: Tensor) -> Tensor:
+        self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
+        groups = virtual_batches(delta, self._scheme.inputs)
+        return groups.remainder(self._prime).to(torch.int32)
+
+    def _unmasked(self, layer: Layer, kind: Pass, mixing: Mixing, answers: dict[int, Tensor], examples: int) -> Tensor:
+        if self._scheme.integrity in ("parity", "both"):
+            with checking(self._ledger, layer, kind, "parity"):
+                parity.verified_field_answers(mixing, answers, self._prime, kind)
+        return joined(field.decode(mixing, answers, self._prime), examples)

@@ -1,0 +1,57 @@
+"""A layer call in real arithmetic: the products, in float64, and their dtypes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from darknight.coding import Real
+from darknight.coding.fixed_point import largest_magnitude
+from darknight.ops import BilinearOp
+from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.types import Pass
+
+
+class Products(Protocol):
+    """The three passes on floats, in float64. Results are verified."""
+
+    def forward(
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
+    ) -> tuple[Tensor, Saved]: ...
+
+    def backward(self, layer: Layer, saved: Saved, delta: Tensor, passes: tuple[Pass, ...]) -> dict[Pass, Tensor]: ...
+
+
+class RealCalls:
+    """Layer calls in floats."""
+
+    def __init__(self, arithmetic: Real, products: Products) -> None:
+        self._dtype = arithmetic.dtype
+        self._products = products
+
+    def weights(self, w: Tensor) -> tuple[Tensor, int]:
+        """The weights as workers get them."""
+        largest_magnitude(w)  # refuses what is not finite
+        return w.to(self._dtype, copy=True), 0
+
+    def forward(
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
+    ) -> tuple[Tensor, Saved]:
+        largest_magnitude(x)
+        y, saved = self._products.forward(layer, op, x, weights, keep)
+        return y.to(dtype, copy=True), saved
+
+    def backward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        x: Tensor,
+        delta: Tensor,
+        passes: tuple[Pass, ...],
+        dtypes: dict[Pass, torch.dtype],
+    ) -> dict[Pass, Tensor]:
+        largest_magnitude(delta)
+        results = self._products.backward(layer, saved, delta, passes)
+        return {kind: results[kind].to(dtypes[kind], copy=True) for kind in passes}

@@ -1,0 +1,242 @@
+"""The runtime: every protected layer of every model calls it, one call at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from darknight.accounting import Ledger, Spent
+from darknight.coding import Field, Scheme
+from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError
+from darknight.fleet import Fleet
+from darknight.ops import BilinearOp
+from darknight.randomness import Randomness
+from darknight.runtime.alone import FieldAlone, RealAlone
+from darknight.runtime.bounds import Bounds
+from darknight.runtime.exchange import Exchange
+from darknight.runtime.field import FieldCalls
+from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.masked_field import MaskedField
+from darknight.runtime.masked_real import MaskedReal
+from darknight.runtime.real import RealCalls
+from darknight.types import Pass
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Runtime:
+    """Does the bilinear work of protected layers through a fleet, or alone: `Runtime(scheme, None)`.
+
+    seed: of the rounding of gradients. The same seed gives the same weights, whatever the masks; it needs no secrecy.
+    strict_bounds: raise instead of raising a bound (Real).
+
+    Guarantees: the workers of at most `scheme.colluders` operators learn from what they receive nothing about inputs
+        and gradients (Field), or at most what `ledger` says (Real); a result that was not verified is never returned.
+        With a field, results are bit for bit those of `Runtime(scheme, None)`. Contract tests: tests/runtime.
+    Assumes: what SECURITY.md says: separate operators, links of their own, an enclave that keeps its memory.
+    Leaks: weights, shapes, the number and timing of calls, retries after overflow.
+    """
+
+    def __init__(self, scheme: Scheme, fleet: Fleet | None, *, seed: int = 0, strict_bounds: bool = False) -> None:
+        if not isinstance(scheme, Scheme):
+            raise SchemeError(
+                f"a {type(scheme).__name__} where a scheme belongs. Use dk.Scheme(inputs=4, colluders=1)."
+            )
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise SchemeError(f"seed={seed!r}; needs a whole number from 0 to 2^63 - 1.")
+        if fleet is not None:
+            _check_fleet(scheme, fleet)
+        self.scheme = scheme
+        self.fleet = fleet
+        self.seed = seed
+        self.ledger = Ledger(exact=isinstance(scheme.arithmetic, Field), not_covered=scheme.caveats)
+        self._layers: dict[str, Layer] = {}
+        self._versions = 0
+        self._lock = threading.RLock()
+        self._closed = False
+        self._warned = False
+        self._exchange = Exchange(scheme, fleet, self.ledger) if fleet is not None else None
+        self._calls = self._make_calls(strict_bounds)
+
+    def _make_calls(self, strict_bounds: bool) -> FieldCalls | RealCalls:
+        scheme, arithmetic, exchange, ledger = self.scheme, self.scheme.arithmetic, self._exchange, self.ledger
+        if isinstance(arithmetic, Field):
+            if exchange is None:
+                return FieldCalls(scheme, arithmetic, FieldAlone(arithmetic.prime), self.seed, ledger)
+            randomness = Randomness.from_operating_system()
+            products = MaskedField(scheme, arithmetic, exchange, randomness, ledger)
+            return FieldCalls(scheme, arithmetic, products, self.seed, ledger)
+        if exchange is None:
+            return RealCalls(arithmetic, RealAlone())
+        randomness = Randomness.from_operating_system()
+        return RealCalls(
+            arithmetic, MaskedReal(scheme, arithmetic, exchange, randomness, Bounds(strict_bounds, ledger), ledger)
+        )
+
+    # --- layers -----------------------------------------------------------------------------------------------------
+    def layer(self, label: str, bound: float | None = None) -> Layer:
+        """A new layer, called `label`. A second one of that name gets a number on the wire."""
+        with self._lock:
+            name, number = label, 1
+            while name in self._layers:
+                number += 1
+                name = f"{label}#{number}"
+            self._layers[name] = Layer(name=name, label=label, input_bound=bound)
+            return self._layers[name]
+
+    def state_dict(self) -> dict[str, dict[str, float | int | None]]:
+        """What a checkpoint needs besides the model: the index of the rounding and the bounds of every layer."""
+        return {
+            name: {
+                "gradients": layer.gradients,
+                "input_bound": layer.input_bound,
+                "gradient_bound": layer.gradient_bound,
+            }
+            for name, layer in self._layers.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, float | int | None]]) -> None:
+        if state.keys() != self._layers.keys():
+            odd = sorted(state.keys() ^ self._layers.keys())
+            raise SchemeError(
+                f"the state is of other layers (first difference: {odd[0]}). Protect the same model, then load it."
+            )
+        for name, entry in state.items():
+            layer = self._layers[name]
+            layer.gradients = int(entry["gradients"] or 0)
+            layer.input_bound, layer.gradient_bound = entry["input_bound"], entry["gradient_bound"]
+
+    # --- one layer call ---------------------------------------------------------------------------------------------
+    def forward(
+        self, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor, *, dtype: torch.dtype, keep: bool
+    ) -> tuple[Tensor, Saved]:
+        """<w, x> in `dtype`, and what its backward pass needs. `keep` says whether there can be one."""
+        with self._call(layer):
+            self._check_operands(op, x, w)
+            if keep and not self.scheme.training and self.fleet is not None:
+                raise SchemeError(
+                    "this scheme is for inference alone. Use torch.no_grad(), or a scheme for training "
+                    "(without for_inference())."
+                )
+            if keep and x.shape[0] == 1:
+                self._warn_of_one()
+            weights = self._weights(layer, op, w)
+            return self._calls.forward(layer, op, x, weights, dtype, keep)
+
+    def backward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        x: Tensor,
+        delta: Tensor,
+        dtypes: dict[Pass, torch.dtype],
+    ) -> dict[Pass, Tensor]:
+        """The passes of `dtypes`, each in its dtype: the gradients of x and w."""
+        with self._call(layer):
+            passes = tuple(kind for kind in (Pass.GRAD_INPUT, Pass.GRAD_WEIGHT) if kind in dtypes)
+            results = self._calls.backward(layer, saved, x, delta, passes, dtypes)
+            layer.gradients += 1
+            return results
+
+    # --- closing ----------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Ends the runtime. Protected models raise from now on, until they are unprotected."""
+        self._closed = True
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Runtime:
+        return self  # a copied model is protected by the same runtime
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError(
+            "a runtime cannot be pickled, and so neither can a protected model. Save model.state_dict(), or call "
+            "dk.unprotect_(model) first."
+        )
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _call(self, layer: Layer) -> Iterator[None]:
+        """One layer call: alone in the runtime, without autograd and autocast, timed; its errors name the layer."""
+        if self._closed:
+            raise FleetError(
+                f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "
+                "dk.unprotect_(model)."
+            )
+        with self._lock, torch.no_grad(), torch.autocast("cpu", enabled=False):
+            begun, (waited, worked) = time.perf_counter(), self._worker_times()
+            try:
+                yield
+            except (OpError, EncodingError) as error:
+                raise type(error)(f"layer {layer.label}: {error}") from None
+            finally:
+                waiting, working = self._worker_times()
+                total = time.perf_counter() - begun
+                self.ledger.record(Spent(total=total, waiting=waiting - waited, workers=working - worked))
+
+    def _worker_times(self) -> tuple[float, float]:
+        return (self._exchange.waiting_seconds, self._exchange.worker_seconds) if self._exchange else (0.0, 0.0)
+
+    def _weights(self, layer: Layer, op: BilinearOp, w: Tensor) -> SentWeights:
+        """The version of the weights that workers have, or a new one if the weights changed, however they did."""
+        try:
+            tensor, exponent = self._calls.weights(w)
+        except EncodingError as error:
+            raise EncodingError(f"its weight: {error}") from None
+        known = layer.weights
+        if known is None or known.op != op or known.exponent != exponent or not torch.equal(known.tensor, tensor):
+            self._versions += 1
+            layer.weights = known = SentWeights(layer.name, self._versions, op, tensor, exponent)
+        return known
+
+    def _check_operands(self, op: BilinearOp, x: Tensor, w: Tensor) -> None:
+        for what, tensor in (("input", x), ("weight", w)):
+            if tensor.device.type != "cpu":
+                raise OpError(
+                    f"its {what} is on {tensor.device}; the enclave computes on the CPU. Move the model there."
+                )
+            if tensor.dtype not in _FLOATS:
+                raise OpError(f"its {what} is {tensor.dtype}; needs a floating-point tensor.")
+        op.output_shape(tuple(x.shape), tuple(w.shape))
+
+    def _warn_of_one(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a batch of one example: workers see the weights before and after a step, and their difference is "
+                "then this example's gradient. Use larger batches.",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+
+
+def _check_fleet(scheme: Scheme, fleet: Fleet) -> None:
+    if not isinstance(fleet, Fleet):
+        raise FleetError(f"a {type(fleet).__name__} where a fleet belongs. Use dk.local_fleet(scheme), or None.")
+    if fleet.workers < scheme.workers:
+        raise FleetError(
+            f"{fleet.workers} workers; this scheme needs {scheme.workers} (inputs={scheme.inputs}, "
+            f"colluders={scheme.colluders}, spares={scheme.spares}). Add workers, or lower inputs or spares."
+        )
+    hands: dict[str, int] = {}
+    for operator in fleet.operators[: scheme.workers]:
+        hands[operator] = hands.get(operator, 0) + 1
+    for operator, count in hands.items():
+        if count > scheme.colluders:
+            raise FleetError(
+                f"operator {operator!r} runs {count} workers of this fleet, and colluders={scheme.colluders}: it would "
+                "hold enough shares to unmask the data. Spread the workers over more operators, or raise colluders."
+            )

@@ -1,0 +1,191 @@
+"""A wrong answer never comes back as a result: it raises, says where, and leaves the model as it was."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import darknight as dk
+from darknight.fleet import Fleet
+from darknight.types import Answer, Pass
+from darknight.wire import in_process
+from darknight.worker import Executor, serve
+from runtime.scripts import batch, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FIELD = dk.Scheme(inputs=3, colluders=1, spares=1)
+SCHEMES = {
+    "field": FIELD,
+    "field-parity": dk.Scheme(inputs=3, colluders=1, spares=1, mixing="dense", integrity="parity"),
+    "field-both": dk.Scheme(inputs=3, colluders=1, spares=1, integrity="both"),
+    "real": dk.Scheme(inputs=3, colluders=1, arithmetic=dk.Real(1e3)),
+    "paper": dk.Scheme.paper(),
+}
+
+
+class Liar(Executor):
+    """A worker that changes one element of its answers for one pass."""
+
+    def __init__(self, kind: Pass, lie) -> None:
+        super().__init__()
+        self._kind = kind
+        self._lie = lie
+
+    def handle(self, message):
+        answer = super().handle(message)
+        if answer is None or self._kind not in answer.tensors:
+            return answer
+        tensors = {
+            kind: self._lie(tensor.clone()) if kind is self._kind else tensor for kind, tensor in answer.tensors.items()
+        }
+        return Answer(layer=answer.layer, call=answer.call, tensors=tensors, seconds=answer.seconds)
+
+
+def fleet_with(scheme: dk.Scheme, executors: dict[int, Executor]) -> Fleet:
+    """A fleet in which some workers run an executor of ours."""
+    import threading
+
+    links = []
+    for number in range(scheme.workers):
+        link, seat = in_process()
+        threading.Thread(target=serve, args=(seat, executors.get(number) or Executor()), daemon=True).start()
+        links.append(link)
+    return Fleet(links, operators=[f"operator-{number}" for number in range(scheme.workers)])
+
+
+def off_by_one(answer: Tensor) -> Tensor:
+    """The smallest lie that the field knows; in real arithmetic, a tenth of the largest value."""
+    flat = answer.view(-1)
+    if answer.dtype == torch.int32:
+        flat[0] = flat[0] - 1 if flat[0] > 0 else 1
+    else:
+        flat[0] += 0.1 * answer.abs().max()
+    return answer
+
+
+def step(model, examples=6):
+    x, target = batch(examples)
+    x.requires_grad_()
+    torch.nn.functional.cross_entropy(model(x), target).backward()
+
+
+@pytest.mark.parametrize("label", SCHEMES)
+@pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)
+def test_one_wrong_element_raises_and_is_written_down(label, kind):
+    scheme = SCHEMES[label]
+    model = network()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with fleet_with(scheme, {0: Liar(kind, off_by_one)}) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.IntegrityError, match="layer") as caught:
+            step(model)
+        assert caught.value.kind == kind.value
+        failed = runtime.ledger.failed
+        assert [(event.kind, event.check) for event in failed] == [(kind, caught.value.check)]
+    assert caught.value.check == (
+        "parity" if label != "field" and label != "real" and kind is not Pass.GRAD_WEIGHT else "freivalds"
+    )
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+
+
+@pytest.mark.parametrize("label", ["field", "field-both", "real"])
+def test_all_workers_wrong_together_are_found_by_freivalds(label):
+    """Every worker halves the weights that it was given: a codeword, so parity alone would be blind."""
+    scheme = SCHEMES[label]
+
+    class Stale(Executor):
+        def handle(self, message):
+            if type(message).__name__ == "Weights":
+                message.tensor.copy_(message.tensor.double().div(2).to(message.tensor.dtype))
+            return super().handle(message)
+
+    model = network()
+    # All threads share one tensor of weights: one worker that changes it changes it for all.
+    with fleet_with(scheme, {0: Stale()}) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        dk.protect_(model, runtime)
+        runtime._exchange._fleet.post = lambda message, workers, post=fleet.post: post(_copied(message), workers)
+        with pytest.raises(dk.errors.IntegrityError):
+            step(model)
+
+
+def _copied(message):
+    from dataclasses import replace
+
+    return replace(message, tensor=message.tensor.clone()) if hasattr(message, "tensor") else message
+
+
+def test_with_integrity_off_a_lie_goes_through_and_the_ledger_says_unchecked():
+    """The tests above can fail."""
+    scheme = dk.Scheme(inputs=3, colluders=1, integrity="off")
+    with fleet_with(scheme, {0: Liar(Pass.FORWARD, off_by_one)}) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+        assert not runtime.ledger.passed
+        assert runtime.ledger.unchecked[Pass.FORWARD] == 3
+        assert "unchecked" in str(runtime.ledger)
+
+
+def test_every_pass_of_every_layer_is_checked_by_default():
+    with dk.local_fleet(FIELD) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+        assert runtime.ledger.passed == {Pass.FORWARD: 3, Pass.GRAD_INPUT: 3, Pass.GRAD_WEIGHT: 3}
+        assert not runtime.ledger.unchecked
+
+
+def test_parity_schemes_check_the_weight_gradient_by_freivalds():
+    scheme = dk.Scheme.paper()
+    seen = []
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        record = runtime.ledger.record
+        runtime.ledger.record = lambda event: (seen.append(event), record(event))
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+    checks = {(event.kind, event.check) for event in seen if type(event).__name__ == "Verified"}
+    assert checks == {(Pass.FORWARD, "parity"), (Pass.GRAD_INPUT, "parity"), (Pass.GRAD_WEIGHT, "freivalds")}
+
+
+@pytest.mark.parametrize(
+    ("lie", "complaint"),
+    [
+        (lambda t: t[..., :1].contiguous(), "of shape"),
+        (lambda t: t.double(), "of torch.float64"),
+        (lambda t: t.fill_(2**30), "outside the field"),
+        (lambda t: t.fill_(-1), "outside the field"),
+    ],
+)
+def test_an_answer_of_another_form_names_the_worker(lie, complaint):
+    with fleet_with(FIELD, {2: Liar(Pass.FORWARD, lie)}) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.WorkerError, match=f"worker 2.*{complaint}") as caught:
+            step(model)
+        assert caught.value.worker == 2
+
+
+def test_a_worker_that_cannot_compute_says_so():
+    def broken(_):
+        raise RuntimeError("out of memory")
+
+    with fleet_with(FIELD, {1: Liar(Pass.GRAD_WEIGHT, broken)}) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.WorkerError, match=r"worker 1 refused.*out of memory"):
+            step(model)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_stops_is_named():
+    class Dying(Executor):
+        def handle(self, message):
+            raise SystemExit  # ends the thread, and with it the worker's end of the link
+
+    with fleet_with(FIELD, {3: Dying()}) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.WorkerError, match="worker 3 stopped"):
+            step(model)
