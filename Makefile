@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-all bench clean
+.PHONY: help setup run lint test test-all bench clean
 
 help: ## print this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,8 +18,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt setuptools
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,demo]'
 	@touch $@
+
+run: $(STAMP) ## train a small network on scikit-learn's digits, privately and in the clear
+	$(BIN)/darknight train --output darknight-demo
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -36,5 +39,5 @@ bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that tools leave behind
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist darknight-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

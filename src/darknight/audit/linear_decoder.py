@@ -1,0 +1,109 @@
+"""The best linear decoder that one worker could fit from its shares to the images behind them.
+
+A worker that somehow knew the images behind half of its shares could learn to rebuild the other half, if shares told
+anything of images that a linear map can use. This gives it that half, and fits the map by ridge regression.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from darknight.errors import DataError
+
+_FEWEST = 8
+_RIDGES = tuple(10.0**exponent for exponent in range(-4, 7))  # per example; the largest leaves only the mean image
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What the decoder made of shares that it was not fitted on.
+
+    `examples` are the positions of those shares, `images` what was rebuilt for them. `correlation` compares rebuilt
+    and true images after the mean of the known images is taken from both: 1 is a perfect copy, 0 nothing beyond what
+    anybody knows who has seen such images. `features` names the view of the shares that worked best.
+    """
+
+    examples: Tensor
+    images: Tensor
+    correlation: float
+    features: str
+
+
+def best_linear_decoder(shares: Tensor, images: Tensor, *, prime: int | None, seed: int) -> Reconstruction:
+    """Fit on a random half of the pairs (share, image), rebuild the other half.
+
+    shares: (example, *features) as on the wire: residues modulo `prime`, or floats where `prime` is None. images:
+    (example, *pixels). The view of the shares and the strength of the ridge are chosen on a quarter of the known half
+    that is kept back, as a worker would.
+    """
+    if len(shares) != len(images) or len(shares) < _FEWEST:
+        raise DataError(f"{len(shares)} shares for {len(images)} images; needs one for each, and {_FEWEST} or more.")
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(shares), generator=generator)
+    known, hidden = order[: len(order) // 2], order[len(order) // 2 :].sort().values
+    chosen, fitted = known[: len(known) // 4], known[len(known) // 4 :]
+    truth = images.flatten(1).to(torch.float64)
+
+    best = None
+    for name, view in _views(shares.flatten(1), prime).items():
+        ridges = _Ridge(view[fitted], truth[fitted])
+        for ridge in _RIDGES:
+            error = float((ridges.predict(view[chosen], ridge) - truth[chosen]).square().mean())
+            if best is None or error < best[0]:
+                best = error, name, view, ridge
+    assert best is not None
+    _, name, view, ridge = best
+    rebuilt = _Ridge(view[known], truth[known]).predict(view[hidden], ridge)
+    mean = truth[known].mean(dim=0)
+    return Reconstruction(
+        examples=hidden,
+        images=rebuilt.reshape(len(hidden), *images.shape[1:]).to(torch.float32),
+        correlation=correlation(rebuilt - mean, truth[hidden] - mean),
+        features=name,
+    )
+
+
+def correlation(left: Tensor, right: Tensor) -> float:
+    """Pearson's correlation over all entries; 0 where one side is constant."""
+    a, b = (side.flatten().to(torch.float64) for side in (left, right))
+    a, b = a - a.mean(), b - b.mean()
+    scale = math.sqrt(float(a.square().sum()) * float(b.square().sum()))
+    return float(a @ b) / scale if scale > 0 else 0.0
+
+
+def _views(shares: Tensor, prime: int | None) -> dict[str, Tensor]:
+    """Ways to read a share as real numbers. A residue has no natural place on a line, so several are tried."""
+    values = shares.to(torch.float64)
+    if prime is None:
+        return {"values": values}
+    raw = values / prime
+    centred = raw - (raw > 0.5).to(torch.float64)
+    angle = 2 * math.pi * raw
+    return {
+        "centred residues": centred,
+        "raw residues": raw,
+        "raw and centred residues": torch.cat([raw, centred], dim=1),
+        "residues on a circle": torch.cat([angle.cos(), angle.sin()], dim=1),
+    }
+
+
+class _Ridge:
+    """Ridge regressions of every strength from one decomposition. The intercept is not penalised."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self._centre, self._mean = inputs.mean(dim=0), targets.mean(dim=0)
+        deviation = inputs.std(dim=0)
+        # A feature that never changes, such as the border of an image, says nothing: it counts as zero.
+        self._scale = torch.where(deviation > 1e-12 * inputs.abs().amax(), 1 / deviation, 0.0)
+        self._examples = len(inputs)
+        self._U, self._S, self._V = torch.linalg.svd((inputs - self._centre) * self._scale, full_matrices=False)
+        self._loadings = self._U.T @ (targets - self._mean)
+
+    def predict(self, inputs: Tensor, ridge: float) -> Tensor:
+        shrunk = self._S / (self._S.square() + ridge * self._examples)
+        prediction: Tensor = (inputs - self._centre) * self._scale @ (self._V.T * shrunk) @ self._loadings + self._mean
+        return prediction

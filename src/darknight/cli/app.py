@@ -1,0 +1,75 @@
+"""The command line as a whole: its commands, where settings come from, and how errors end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from darknight import __version__
+from darknight.cli.settings_file import read_settings_file
+from darknight.cli.train import train
+from darknight.errors import DarKnightError, SchemeError, UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DARKNIGHT"},
+)
+app.command("train")(train)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"darknight {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def darknight(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, show_envvar=False, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train PyTorch models on accelerators that nobody has to trust.
+
+    Settings come from flags, then from variables such as DARKNIGHT_TRAIN_EPOCHS, then from the table [train] of
+    darknight.toml in the current directory.
+    """
+    options = {
+        name: {max(option.opts, key=len).removeprefix("--"): option.is_flag for option in command.params}
+        for name, command in context.command.commands.items()  # type: ignore[attr-defined]
+    }
+    context.default_map = read_settings_file("darknight.toml", options)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command and return its exit code. Errors become one line; only a bug still shows a traceback."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="darknight", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except TyperException as error:
+        message = error.format_message()  # empty where the help was printed instead
+        return _complain(message, error.exit_code) if message else error.exit_code
+    except (UsageError, SchemeError) as error:
+        return _complain(str(error), 2)
+    except DarKnightError as error:
+        return _complain(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"darknight: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """The entry point of the installed script."""
+    sys.exit(run(sys.argv[1:]))

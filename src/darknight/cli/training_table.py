@@ -1,0 +1,74 @@
+"""The table at the end of `darknight train`, made from the same summary that --json prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+
+def training_table(summary: dict[str, Any]) -> Table:
+    """A table of two columns that fits 80 characters."""
+    settings, clear, private = summary["settings"], summary["clear"], summary["private"]
+    scheme, time, traffic = settings["scheme"], private["time"], private["traffic"]
+    table = Table(
+        box=box.ROUNDED,
+        show_header=False,
+        show_lines=False,
+        width=80,
+        title=f"{settings['model']} on {settings['data']}: K={scheme['inputs']}, M={scheme['colluders']}, "
+        f"{scheme['workers']} workers, {scheme['arithmetic']['name']} arithmetic",
+        title_style="bold",
+        padding=(0, 1),
+    )
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(ratio=1)
+
+    def row(label: str, text: str, *, section: bool = False) -> None:
+        table.add_row(label, escape(text), end_section=section)
+
+    row("accuracy, private", f"{private['accuracy']:.3f} on {summary['examples']['test']:,} test images")
+    row("accuracy, clear", f"{clear['accuracy']:.3f}" if clear else "not trained (--no-clear)", section=True)
+    row("leakage", private["leakage"]["words"])
+    view = summary["view"]
+    row("worker's best guess", f"correlation {view['correlation']:z.2f} with the images (1: a copy)")
+    row("not covered", "\n".join(f"- {caveat}" for caveat in private["not_covered"]) or "-", section=True)
+    row("integrity", _integrity_words(private["integrity"]))
+    row("work on shares", _work_words(private["layers"]), section=True)
+    row("time", _time_words(time, clear))
+    row("  in the enclave", f"{time['enclave_seconds']:.1f} s")
+    row("  workers", f"{time['waiting_seconds']:.1f} s waited for, {time['worker_seconds']:.1f} s of work")
+    row("bytes", f"{_bytes(traffic['sent_bytes'])} sent, {_bytes(traffic['received_bytes'])} received", section=True)
+    row("files", "\n".join(summary["files"].values()))
+    return table
+
+
+def _integrity_words(integrity: dict[str, Any]) -> str:
+    words = f"{sum(integrity['passed'].values()):,} checks passed, {integrity['failed']:,} failed"
+    if unchecked := sum(integrity["unchecked"].values()):
+        words += f", {unchecked:,} results not checked"
+    if integrity["overflows"]:
+        words += f", {integrity['overflows']:,} repeated at a smaller scale"
+    return words
+
+
+def _work_words(layers: list[dict[str, Any]]) -> str:
+    total = sum(layer["flops"] for layer in layers)
+    masked = sum(layer["flops"] for layer in layers if layer["where"] == "masked")
+    return f"{masked / total:.1%} of forward convolution and matrix flops" if total else "none"
+
+
+def _time_words(time: dict[str, float], clear: dict[str, Any] | None) -> str:
+    words = f"{time['total_seconds']:.1f} s"
+    return f"{words}, {clear['seconds']:.1f} s in the clear" if clear else words
+
+
+def _bytes(count: int) -> str:
+    """1234567 -> 1.2 MB."""
+    size, units = float(count), iter(("bytes", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while size >= 1000 and (larger := next(units, None)):
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -1,0 +1,34 @@
+"""Runs the real command in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """The environment without settings of whoever runs the tests. One thread: the networks are tiny."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
+    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", **variables}
+
+
+def darknight(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "darknight.cli", *arguments],
+        cwd=cwd,
+        env=clean_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line that the command says before it gives up."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("darknight: error: ")
+    return line

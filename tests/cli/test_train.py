@@ -1,0 +1,168 @@
+"""darknight train, for real: private training beside a clear one, with what it writes and prints."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cli.command import clean_environment, darknight
+
+QUICK = ("train", "--model", "mlp", "--epochs", "1", "--batch-size", "256")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train")
+    (folder / "darknight.toml").write_text("[train]\nlearning-rate = 0.2\nseed = 3\n")
+    done = darknight(*QUICK, "--json", "--output", "run", cwd=folder, DARKNIGHT_TRAIN_SEED="5")
+    return folder, done
+
+
+def test_json_is_all_that_is_printed(finished):
+    _, done = finished
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["settings"]["learning_rate"] == 0.2  # the file
+    assert summary["settings"]["seed"] == 5  # the variable, over the file
+    assert summary["settings"]["model"] == "mlp"  # a flag
+    scheme = summary["settings"]["scheme"]
+    assert (scheme["inputs"], scheme["colluders"], scheme["workers"]) == (4, 1, 6)
+    assert summary["examples"] == {"train": 1437, "test": 360}
+
+
+def test_the_private_training_learns_what_the_clear_one_learns(finished):
+    summary = json.loads(finished[1].stdout)
+    assert summary["clear"]["accuracy"] > 0.6
+    assert abs(summary["clear"]["accuracy"] - summary["private"]["accuracy"]) < 0.1
+    assert summary["private"]["loss"] == pytest.approx(summary["clear"]["loss"], rel=0.1)
+
+
+def test_the_private_training_accounts_for_itself(finished):
+    private = json.loads(finished[1].stdout)["private"]
+    assert private["leakage"]["nats_per_example"] == 0
+    assert private["leakage"]["words"]
+    assert all(isinstance(words, str) for words in private["not_covered"])
+    assert all(private["integrity"]["passed"][kind] > 0 for kind in ("forward", "grad_input", "grad_weight"))
+    assert private["integrity"]["failed"] == 0
+    masked = [layer["name"] for layer in private["layers"] if layer["where"] == "masked"]
+    assert masked == ["layers.1", "layers.3", "layers.5"]
+    assert private["traffic"]["sent_bytes"] > 1e6
+    assert private["traffic"]["received_bytes"] > 1e6
+    times = private["time"]
+    assert times["total_seconds"] == private["seconds"]
+    assert times["enclave_seconds"] + times["waiting_seconds"] == pytest.approx(times["total_seconds"])
+    assert times["enclave_seconds"] > 0
+    assert times["worker_seconds"] > 0
+
+
+def test_the_worker_cannot_rebuild_the_images(finished):
+    view = json.loads(finished[1].stdout)["view"]
+    assert abs(view["correlation"]) < 0.05
+
+
+def test_the_files_are_complete_and_nothing_else_is_left(finished):
+    folder, done = finished
+    assert sorted(path.name for path in (folder / "run").iterdir()) == ["shares.png", "summary.json"]
+    assert (folder / "run" / "shares.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "run" / "summary.json").read_text()) == json.loads(done.stdout)
+
+
+def test_progress_goes_to_stderr_line_by_line(finished):
+    lines = finished[1].stderr.splitlines()
+    for label in ("clear", "private"):
+        assert [line for line in lines if line.startswith(label) and "epoch 1/1" in line]
+
+
+def test_the_table_is_short_and_fits_80_columns(tmp_path):
+    done = darknight(*QUICK, "--no-clear", "--inputs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert len(done.stdout.splitlines()) <= 40
+    for words in (
+        "K=2, M=1, 4 workers",
+        "accuracy, private",
+        "not trained (--no-clear)",
+        "leakage",
+        "not covered",
+        "checks passed",
+        "in the enclave",
+        "sent",
+        "darknight-train/shares.png",
+    ):
+        assert words in done.stdout, words
+
+
+def test_the_setting_of_the_paper_trains_and_says_what_it_does_not_cover(tmp_path):
+    done = darknight(*QUICK, "--no-clear", "--arithmetic", "paper", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    private = json.loads(done.stdout)["private"]
+    assert any("gradients go to workers in the clear" in caveat for caveat in private["not_covered"])
+    assert private["leakage"]["nats_per_example"] > 0
+
+
+def test_the_same_seed_gives_the_same_private_training(tmp_path, finished):
+    first = json.loads(finished[1].stdout)["private"]
+    arguments = ("--learning-rate", "0.2", "--seed", "5", "--no-clear", "--json")
+    again = json.loads(darknight(*QUICK, *arguments, cwd=tmp_path).stdout)["private"]
+    assert (first["loss"], first["accuracy"]) == (again["loss"], again["accuracy"])
+
+
+def start(*arguments, cwd, stderr):
+    command = [sys.executable, "-m", "darknight.cli", *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+
+def test_an_interrupt_ends_with_one_line_and_130_and_writes_nothing(tmp_path):
+    process = start(*QUICK, "--epochs", "1000", "--no-clear", cwd=tmp_path, stderr=subprocess.PIPE)
+    said = ""
+    while "epoch 1/1000" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert re.search(r"darknight: interrupted after step \d+ of 6000; nothing was written\.", rest)
+    assert not list((tmp_path / "darknight-train").iterdir())
+
+
+def test_an_interrupt_while_it_starts_ends_with_130(tmp_path):
+    """Ctrl-C while torch is being loaded: here the import of our own module stands for that."""
+    script = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'darknight.cli.app': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "import darknight.cli\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_terminal_gets_bars(tmp_path):
+    leader, follower = pty.openpty()
+    process = start(*QUICK, "--no-clear", cwd=tmp_path, stderr=follower)
+    os.close(follower)
+    seen = b""
+    while chunk := read(leader):
+        seen += chunk
+    os.close(leader)
+    assert process.wait(timeout=60) == 0
+    text = seen.decode()
+    assert "━" in text
+    assert "epoch 1/1" in text
+    assert "accuracy" in text
+
+
+def read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end is closed
+        return b""

@@ -1,0 +1,140 @@
+"""Help, and everything that the command refuses: one clear line, the right exit code, no traceback, no files."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.command import darknight, refused
+from darknight.cli.app import run
+from darknight.data import DATASETS
+from darknight.models import MODELS
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """Runs the command in this process, which is quicker, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DARKNIGHT_")]:
+        monkeypatch.delenv(name)
+
+    def command(*arguments):
+        code = run(list(arguments))
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return command
+
+
+def test_help_has_an_example_and_the_exit_codes(tmp_path):
+    done = darknight("train", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "darknight train --colluders 2" in done.stdout
+    for words in ("0 done", "1 a DarKnight error", "2 bad usage", "130 interrupted", "DARKNIGHT_TRAIN_EPOCHS"):
+        assert words in " ".join(done.stdout.split())
+    for name in [*MODELS, *DATASETS]:
+        assert name in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_command_alone_shows_help_and_version_shows_the_version(tmp_path):
+    alone = darknight(cwd=tmp_path)
+    assert (alone.returncode, alone.stderr) == (2, "")
+    assert "train" in alone.stdout
+    version = darknight("--version", cwd=tmp_path)
+    assert (version.returncode, version.stdout.split()[0]) == (0, "darknight")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--model resnet", "unknown model 'resnet'; use one of mlp, small-cnn."),
+        ("--data imagenet", "unknown data 'imagenet'; use one of digits."),
+        ("--inputs 0", "inputs=0"),
+        ("--colluders 0", "colluders=0"),
+        ("--spares -1", "spares=-1"),
+        ("--integrity trust", "integrity='trust'"),
+        ("--mixing random", "mixing='random'"),
+        ("--arithmetic real --noise-std 1e30", "noise_std=1e+30"),
+        ("--arithmetic real --noise-std nan", "noise_std=nan"),
+        ("--arithmetic real", "needs --noise-std"),
+        ("--noise-std 5", "--noise-std is for --arithmetic real"),
+        ("--arithmetic paper --inputs 3 --noise-std 5", "takes no --inputs, --noise-std"),
+        ("--arithmetic complex", "--arithmetic"),
+        ("--epochs 0", "epochs 0"),
+        ("--epochs ten", "--epochs"),
+        ("--batch-size 0", "batch size 0"),
+        ("--learning-rate -1", "learning rate -1"),
+        ("--seed -1", "seed -1"),
+        ("--colour", "--colour"),
+    ],
+)
+def test_bad_settings_are_refused(here, arguments, complaint):
+    assert complaint in refused(here("train", *arguments.split()), 2)
+    assert not os.listdir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--model resnet", "unknown model"),
+        ("--inputs 0", "inputs=0"),
+        ("--arithmetic real --noise-std 1e30", "noise_std=1e+30"),
+    ],
+)
+def test_so_it_is_at_the_command_line(tmp_path, arguments, complaint):
+    assert complaint in refused(darknight("train", *arguments.split(), cwd=tmp_path), 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_command_is_refused(here):
+    assert "brain" in refused(here("brain"), 2)
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused(here, tmp_path):
+    Path("file").touch()
+    assert "cannot write file: " in refused(here("train", "--output", "file"), 1)
+    assert "cannot write file/below: " in refused(darknight("train", "--output", "file/below", cwd=tmp_path), 1)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_without_permission_is_refused(tmp_path):
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+    assert "Permission denied" in refused(darknight("train", "--output", "closed/run", cwd=tmp_path), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[train]\nepoch = 3\ncolour = 1\n", "unknown key in [train]: colour, epoch; known are arithmetic, batch-size"),
+        ("[brain]\nepochs = 3\n", "unknown table: brain; known are train."),
+        ("train = 3\n", "needs a table, [train]"),
+        ("[train]\nepochs = true\n", "epochs in [train] is bool"),
+        ("[train]\njson = 1\n", "json in [train] is int; needs true or false"),
+        ("[train]\nepochs = [1, 2]\n", "epochs in [train] is list"),
+        ("[train\n", "not a TOML file"),
+        ("[train]\ninputs = 0\n", "inputs=0"),
+        ('[train]\nepochs = "ten"\n', "--epochs"),
+    ],
+)
+def test_a_bad_settings_file_is_refused(here, text, complaint):
+    Path("darknight.toml").write_text(text)
+    assert complaint in refused(here("train"), 2)
+
+
+def test_a_bad_key_at_the_command_line(tmp_path):
+    (tmp_path / "darknight.toml").write_text("[train]\nepoch = 3\n")
+    assert "unknown key in [train]: epoch" in refused(darknight("train", cwd=tmp_path), 2)
+
+
+def test_flags_come_before_variables_before_the_file(here, monkeypatch):
+    """Each of the three sets `inputs` to something impossible; the refusal shows which of them won."""
+    Path("darknight.toml").write_text("[train]\ninputs = -3\n")
+    assert "inputs=-3" in refused(here("train"), 2)
+    monkeypatch.setenv("DARKNIGHT_TRAIN_INPUTS", "-2")
+    assert "inputs=-2" in refused(here("train"), 2)
+    assert "inputs=-1" in refused(here("train", "--inputs", "-1"), 2)
