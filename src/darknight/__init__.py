@@ -25,10 +25,24 @@ Choosing a scheme
 
     ``Field`` and ``Real`` are the two arithmetics a scheme can use.
 
+Training
+    ``protect_`` changes a model in place, so that its convolutions and matrix products go through a ``Runtime``;
+    around it, an ordinary training loop. ::
+
+        with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=0) as runtime:
+            report = dk.protect_(model, runtime)
+            ...                                     # train as ever
+            print(report)                           # layer by layer: masked, or in the enclave and why
+            print(runtime.ledger)                   # leakage, checks, traffic, time
+        dk.unprotect_(model)
+
+    ``Runtime(scheme, None)`` does the same arithmetic without workers; with a field, the results are the same bits.
+
 Errors
     Everything that DarKnight raises on purpose is in ``darknight.errors``, as one tree.
 
-This release has the mathematics of masking as a library. It has no training runtime yet.
+What is promised, and what is not, is in SECURITY.md. In this release the workers of a local fleet are threads of this
+process.
 
 Importing ``darknight`` loads nothing else of it: the names below are resolved when they are first used (PEP 562), so
 that a worker, which must run without any trusted code, can live in the same package.

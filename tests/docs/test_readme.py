@@ -3,18 +3,31 @@
 import re
 from pathlib import Path
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_example_runs_as_written():
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert examples
     for example in examples:
-        assert len([line for line in example.splitlines() if line.strip()]) <= 16
+        assert len([line for line in example.splitlines() if line.strip()]) <= 15
         exec(compile(example, "README.md", "exec"), {})
 
 
-def test_every_file_that_the_readme_names_exists():
-    root = Path(__file__).resolve().parents[2]
-    for name in re.findall(r"`(tests/[\w/.]+)`", README) + re.findall(r"\]\(([\w/.]+)\)", README):
-        assert (root / name).exists(), name
+@pytest.mark.parametrize("page", ["README.md", "SECURITY.md"])
+def test_every_file_that_a_page_names_exists(page):
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`(tests/[\w/.]+)`", text) + re.findall(r"\]\(([\w/.-]+)\)", text)
+    assert named
+    for name in named:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_two_commands_are_targets_of_the_makefile():
+    commands = re.findall(r"^    make (\w+) ", README, flags=re.MULTILINE)
+    assert commands == ["run", "test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{command}:", makefile, flags=re.MULTILINE) for command in commands)

@@ -1,0 +1,121 @@
+"""The built wheel, in a virtual environment of its own and outside the tree, is what the README says."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import torch
+from torch import nn
+
+import darknight as dk
+
+
+def selected(name: str, module: nn.Module) -> bool:
+    return name != "head"
+
+
+def train(model: nn.Module, x: torch.Tensor) -> float:
+    scheme: dk.Scheme = dk.Scheme(inputs=4, colluders=1, arithmetic=dk.Field(bits=9))
+    with dk.local_fleet(scheme, record=True) as fleet, dk.Runtime(scheme, fleet, seed=1) as runtime:
+        report = dk.protect_(model, runtime, where=selected, bounds={})
+        loss: torch.Tensor = model(x).sum()
+        for row in report.masked:
+            print(row.name, row.where, row.why, row.flops)
+        print(fleet.transcript(0)[0].kind, runtime.ledger.summary())
+        nats: float = runtime.ledger.nats_per_example
+    dk.unprotect_(model)
+    return nats
+
+
+try:
+    print(train(nn.Linear(3, 2), torch.randn(8, 3)))
+except dk.errors.DarKnightError as error:
+    print(error)
+"""
+
+
+def run(*command, cwd):
+    """The command's output; the test fails with everything it said if it fails."""
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy, so that nothing of an earlier build gets in."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "dist", folder, cwd=folder)
+    return next((folder / "dist").glob("darknight-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory) -> Path:
+    """An interpreter that has the wheel, and borrows what the wheel needs from this environment."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", wheel, cwd=folder)
+    packages = next((folder / "lib").glob("python*/site-packages"))
+    (packages / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return python
+
+
+def example(folder: Path) -> Path:
+    script = folder / "example.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0])
+    return script
+
+
+def test_the_readmes_example_runs_from_the_wheel(python, tmp_path):
+    home = run(python, "-c", "import darknight; print(darknight.__file__)", cwd=tmp_path).strip()
+    assert Path(home).is_relative_to(python.parents[1])  # the wheel's, not the tree's
+    assert "forward 6, grad_input 3, grad_weight 6 checks passed" in run(python, example(tmp_path), cwd=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def mypy(python, tmp_path_factory) -> list:
+    cache = tmp_path_factory.mktemp("cache")
+    return [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--cache-dir", cache]
+
+
+def test_a_users_script_passes_mypy_strict_and_runs(python, mypy, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert "Success" in run(*mypy, script, cwd=tmp_path)
+    run(python, script, cwd=tmp_path)
+
+
+def test_a_mistake_in_a_users_script_is_found_by_mypy(mypy, tmp_path):
+    """The test above can fail: the package is typed, and seen."""
+    script = tmp_path / "script.py"
+    script.write_text('import darknight as dk\n\ndk.Scheme(inputs="four", colluders=1)\n')
+    done = subprocess.run([str(part) for part in (*mypy, script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'Argument "inputs" to "Scheme" has incompatible type' in done.stdout
+
+
+def test_the_command_is_installed(python, tmp_path):
+    assert "train" in run(python.parent / "darknight", "--help", cwd=tmp_path)
+
+
+@pytest.mark.full
+def test_an_empty_environment_gets_everything_that_the_wheel_needs(wheel, tmp_path):
+    venv.create(tmp_path / "environment", with_pip=True)
+    python = tmp_path / "environment" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    run(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    assert "checks passed" in run(python, example(tmp_path), cwd=tmp_path)
