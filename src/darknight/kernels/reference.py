@@ -62,7 +62,8 @@ def quantise_stochastic(values: Tensor, exponent: int, uniforms: Tensor) -> Tens
 
 
 def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
-    """integers * 2^-exponent; one rounding, when the integers have more bits than the dtype."""
+    """integers * 2^-exponent; one rounding to float32 or float64, and one more to a narrower dtype."""
+    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32  # integers could leave a narrower one
     if abs(exponent) > _FLOAT32_EXPONENTS:  # the scale itself would leave float32
-        return integers.to(torch.float64).mul_(2.0**-exponent).to(dtype)
-    return integers.to(dtype).mul_(2.0**-exponent)
+        wide = torch.float64
+    return integers.to(wide).mul_(2.0**-exponent).to(dtype)

@@ -18,6 +18,10 @@ def product(runtime: Runtime, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor
 
     x has its examples along the first axis, or is a single example without that axis.
     """
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise ProtectError(f"layer {layer.label}: a protected model cannot be traced. Call dk.unprotect_ first.")
+    if x.is_nested or x.layout != torch.strided:
+        raise OpError(f"layer {layer.label}: its input is nested or sparse; needs a dense tensor.")
     single = x.dim() == w.dim() - 1
     # As torch does it: autocast leaves float64 alone.
     autocast = torch.is_autocast_enabled("cpu") and torch.float64 not in (x.dtype, w.dtype)

@@ -169,8 +169,11 @@ def _checked_bounds(bounds: Mapping[str, float], plan: Mapping[str, Row | None])
 # --- forwards -------------------------------------------------------------------------------------------------------
 def _bind(protection: Protection, path: str, module: nn.Module, forward: Callable[..., Any]) -> None:
     vars(module)[_MARK] = _Binding(protection, path, vars(module).get("forward"))
+    # torch.compile must not look inside: noise that it takes for a constant would be used again. (The first call loads
+    # the compiler, which takes seconds; making an optimizer does so anyway.)
+    uncompiled = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     # A bound method, because a deep copy binds it to the copied module.
-    vars(module)["forward"] = MethodType(forward, module)
+    vars(module)["forward"] = MethodType(uncompiled, module)
 
 
 def _masked_forward(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:

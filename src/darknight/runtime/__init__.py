@@ -1,13 +1,13 @@
 """One layer call: mask, send, check, unmask, record. The protocol of the paper, from the enclave's side.
 
-    runtime        the door: checks what comes in, holds the lock and the ledger
-    field, real    one layer call in each arithmetic: rounding, retries, dtypes
-    masked_field, masked_real   its products by workers: encode, dispatch, decode, verify
-    alone          its products in the enclave, without workers
-    scales, bounds what values are scaled by (Field), what scales the noise (Real)
-    exchange       what goes over the fleet: calls, weights by version, answers, forgetting
-    checking       which check a pass gets, and what the ledger hears of it
-    layer          what is remembered of a layer from call to call, and of a call until its backward pass
+runtime        the door: checks what comes in, holds the lock and the ledger
+field, real    one layer call in each arithmetic: rounding, retries, dtypes
+masked_field, masked_real   its products by workers: encode, dispatch, decode, verify
+alone          its products in the enclave, without workers
+scales, bounds what values are scaled by (Field), what scales the noise (Real)
+exchange       what goes over the fleet: calls, weights by version, answers, forgetting
+checking       which check a pass gets, and what the ledger hears of it
+layer          what is remembered of a layer from call to call, and of a call until its backward pass
 """
 
 from darknight.runtime.layer import Layer, Saved

@@ -73,7 +73,7 @@ class FieldCalls:
         def attempt(exponent: int) -> tuple[Tensor, Saved]:
             y, saved = self._products.forward(layer, op, quantise_nearest(values, exponent), weights, keep)
             saved.exponent, saved.address = exponent, x.data_ptr()
-            return _dequantised(y, exponent + weights.exponent, dtype), saved
+            return dequantise(y, exponent + weights.exponent, dtype), saved
 
         exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
         return self._repeated(layer, values, exponent, attempt)
@@ -102,7 +102,7 @@ class FieldCalls:
                 if x.data_ptr() == saved.address:
                     raise
                 raise IntegrityError(f"{error} {_RECOMPUTED}", kind=error.kind, check=error.check) from None
-            return {kind: _dequantised(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
+            return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
 
         certain = (self._certain, self._certain_weight)
         op = saved.weights.op
@@ -124,10 +124,3 @@ class FieldCalls:
 def _wide(values: Tensor) -> Tensor:
     """float32 or float64: the narrower floats have no room for the scaling."""
     return values if values.dtype == torch.float64 else values.to(torch.float32)
-
-
-def _dequantised(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
-    """The integers themselves would overflow float16."""
-    if dtype == torch.float16:
-        return dequantise(integers, exponent, torch.float32).to(dtype)
-    return dequantise(integers, exponent, dtype)

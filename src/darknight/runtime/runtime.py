@@ -88,7 +88,7 @@ class Runtime:
             while name in self._layers:
                 number += 1
                 name = f"{label}#{number}"
-            self._layers[name] = Layer(name=name, label=label, input_bound=bound)
+            self._layers[name] = Layer(name=name, label=label or "(model)", input_bound=bound)
             return self._layers[name]
 
     def state_dict(self) -> dict[str, dict[str, float | int | None]]:

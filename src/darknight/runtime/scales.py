@@ -33,7 +33,7 @@ def input_exponent(arithmetic: Field, op: BilinearOp, x: Tensor, weights: SentWe
         reach = op.fan_in(w.double(), tuple(x.shape))
         return _lowered(exponent, largest, reach, arithmetic.prime)
     terms = w.numel() // max(1, op.channels(tuple(w.shape))[0])
-    return exponent - bits_over(rms(x) * 2.0**exponent, rms(w), terms, arithmetic.prime)
+    return exponent - bits_over(_scaled_rms(x, exponent), rms(w), terms, arithmetic.prime)
 
 
 def gradient_exponent(
@@ -48,7 +48,7 @@ def gradient_exponent(
     largest = largest_magnitude(delta)
     first = exponent = exponent_for(largest, arithmetic.bits)
     w, prime = weights.tensor, arithmetic.prime
-    size = rms(delta) * 2.0**exponent
+    size = _scaled_rms(delta, exponent)
     x_shape = tuple(quantised.shape)
     if certain[0]:
         exponent = _lowered(exponent, largest, op.fan_out(w.double(), x_shape), prime)
@@ -67,6 +67,11 @@ def gradient_exponent(
     else:
         exponent = min(exponent, first - bits_over(size, rms(quantised), rows, prime))
     return exponent
+
+
+def _scaled_rms(values: Tensor, exponent: int) -> float:
+    """The squares of unscaled values could leave float32."""
+    return rms(values.mul(2.0**exponent))
 
 
 def _lowered(exponent: int, largest: float, reach: float, prime: int) -> int:

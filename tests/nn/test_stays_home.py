@@ -1,0 +1,209 @@
+"""Only parameters are public: whatever else a model multiplies with never leaves the enclave."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils import parametrizations, parametrize
+
+import darknight as dk
+from nn.three_ways import compare, fleet_runtime, random, sent_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Hyper(nn.Module):
+    """Makes the weights of its second layer from its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker = nn.Linear(5, 20)
+
+    def forward(self, x):
+        made = self.maker(x.mean(0, keepdim=True).expand(2, -1))[0].view(4, 5)
+        return F.linear(x, made)
+
+
+def test_a_computed_weight_is_not_sent():
+    x = random(4, 5)
+    with fleet_runtime() as runtime:
+        model = Hyper()
+        report = dk.protect_(model, runtime)
+        model(x).square().sum().backward()
+        assert sent_weights(runtime) == {"maker"}
+    (row,) = [row for row in report.enclave if row.calls]
+    assert (row.kind, row.why) == ("linear", "its weight is not a parameter of the model")
+    assert row.flops == 2 * 4 * 5 * 4
+
+
+def test_a_hypernetwork_computes_what_the_plain_one_does():
+    def script(model):
+        y = model(random(4, 5))
+        y.square().sum().backward()
+        return [y]
+
+    compare(Hyper, script, tolerance=0.05)
+
+
+class Buffered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4, 5))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        self.seen.copy_(x)
+        return F.linear(x, self.seen) * self.scale
+
+
+def test_a_buffer_is_not_sent():
+    with fleet_runtime() as runtime:
+        model = Buffered()
+        dk.protect_(model, runtime)
+        model(random(4, 5)).sum().backward()
+        assert not sent_weights(runtime)
+
+
+class Own(nn.Module):
+    """F.linear with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+
+class Overridden(nn.Linear):
+    def forward(self, input):
+        return super().forward(input)
+
+
+MODELS = {
+    "a layer": (lambda: nn.Linear(5, 5), "weight"),
+    "a layer inside": (lambda: nn.Sequential(nn.Linear(5, 5)), "0.weight"),
+    "a functional call": (Own, "weight"),
+    "a functional call inside": (lambda: nn.Sequential(Own()), "0.weight"),
+    "an overridden layer": (lambda: nn.Sequential(Overridden(5, 5)), "0.weight"),
+    "a parametrised layer": (
+        lambda: parametrizations.weight_norm(nn.Linear(5, 5)),
+        "parametrizations.weight.original1",
+    ),
+    "a convolution": (lambda: nn.Conv1d(5, 5, 1), "weight"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replacement_weights_made_from_data_are_not_sent(name):
+    build, key = MODELS[name]
+    model = build()
+    shape = dict(model.named_parameters())[key].shape
+    x = random(5, 5, 1) if len(shape) == 3 else random(5, 5)
+    replaced = {key: x.reshape(shape) * 2}
+    expected = functional_call(model, replaced, (x,))
+    with fleet_runtime() as runtime:
+        report = dk.protect_(model, runtime)
+        found = functional_call(model, replaced, (x,))
+        assert not sent_weights(runtime)
+        assert not any(row.calls for row in report.masked)
+        assert any(row.flops for row in report.enclave)
+        model(x)  # its own weights are public as before
+        assert sent_weights(runtime)
+    assert torch.allclose(found, expected)
+
+
+def test_functional_call_with_the_models_own_parameters_is_masked():
+    model = nn.Sequential(nn.Linear(5, 5))
+    with fleet_runtime() as runtime:
+        report = dk.protect_(model, runtime)
+        functional_call(model, dict(model.named_parameters()), (random(4, 5),))
+    assert [row.calls for row in report.masked] == [1]
+
+
+def test_a_weight_that_somebody_put_in_place_of_a_parameter_is_not_sent():
+    model = nn.Linear(5, 5)
+    with fleet_runtime() as runtime:
+        dk.protect_(model, runtime)
+        del model.weight
+        model.weight = random(5, 5)
+        model(random(4, 5))
+        assert not sent_weights(runtime)
+
+
+class FromData(nn.Module):
+    """A parametrisation that mixes data into a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = torch.zeros(5, 5)
+
+    def forward(self, weight):
+        return weight + self.data
+
+
+def test_a_parametrisation_that_is_not_torchs_own_stays_in_the_enclave():
+    model = nn.Linear(5, 5)
+    parametrize.register_parametrization(model, "weight", FromData())
+    x = random(4, 5)
+    with fleet_runtime() as runtime:
+        report = dk.protect_(model, runtime)
+        model(x)
+        assert not sent_weights(runtime)
+    assert any("not a parameter" in row.why and row.calls for row in report.enclave)
+
+
+def test_torch_func_transforms_stay_in_the_enclave():
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), Own())
+    x = random(4, 5)
+
+    def loss(parameters):
+        return functional_call(model, parameters, (x,)).square().sum()
+
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    expected = torch.func.grad(loss)(weights)
+    with fleet_runtime() as runtime:
+        dk.protect_(model, runtime)
+        found = torch.func.grad(loss)(weights)
+        assert not sent_weights(runtime)
+    assert all(torch.allclose(found[name], expected[name]) for name in expected)
+
+
+def test_private_products_are_not_sent():
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = nn.Linear(5, 5)
+
+        def forward(self, x):
+            q = self.query(x)
+            return torch.bmm(q, x.transpose(1, 2)) + q @ x.mT + torch.einsum("bid,bjd->bij", q, x)
+
+    with fleet_runtime() as runtime:
+        model = Scores()
+        report = dk.protect_(model, runtime)
+        model(random(3, 4, 5)).sum().backward()
+        assert sent_weights(runtime) == {"query"}
+    assert {row.kind for row in report.enclave if row.why == "both operands are private"} == {
+        "bmm",
+        "matmul",
+        "einsum",
+    }
+
+
+def test_a_product_with_a_parameter_in_another_form_says_so():
+    class Multiplies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 3))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        model = Multiplies()
+        report = dk.protect_(model, runtime)
+        model(random(4, 5))
+    (row,) = [row for row in report.enclave if row.calls]
+    assert "F.linear" in row.why
