@@ -88,10 +88,11 @@ class BackwardTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Forget:
-    """Calls and weights (layer, version) that are not needed any more."""
+    """Calls and weights (layer, version) that are not needed any more, or everything."""
 
     calls: tuple[int, ...] = ()
     weights: tuple[tuple[str, int], ...] = ()
+    everything: bool = False
 
 
 Task = ForwardTask | BackwardTask

@@ -1,6 +1,8 @@
 """The fleet: transcripts, closing, and no thread left behind. Wrong answers: tests/runtime/test_integrity.py."""
 
+import gc
 import threading
+import time
 
 import pytest
 
@@ -38,3 +40,34 @@ def test_a_worker_that_is_not_there_has_no_transcript(number):
 def test_every_worker_has_an_operator():
     with pytest.raises(dk.errors.FleetError, match="one for each"):
         Fleet([in_process()[0]], operators=[])
+
+
+def test_a_fleet_that_is_dropped_takes_its_workers_with_it():
+    before = len(workers())
+    fleet = dk.local_fleet(SCHEME)
+    assert len(workers()) == before + 4
+    del fleet
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while len(workers()) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(workers()) == before
+
+
+def test_a_fleet_works_for_one_runtime_at_a_time():
+    """Two would give their calls and layers the same names."""
+    with dk.local_fleet(SCHEME) as fleet:
+        with dk.Runtime(SCHEME, fleet), pytest.raises(dk.errors.FleetError, match="another runtime"):
+            dk.Runtime(SCHEME, fleet)
+        with dk.Runtime(SCHEME, fleet):
+            pass  # the first is closed
+
+
+def test_workers_forget_everything_when_the_runtime_is_closed():
+    from darknight.types import Forget
+
+    with dk.local_fleet(SCHEME) as fleet:
+        sent = []
+        fleet._send = lambda worker, message: sent.append((worker, message))
+        dk.Runtime(SCHEME, fleet).close()
+    assert sent == [(worker, Forget(everything=True)) for worker in range(4)]

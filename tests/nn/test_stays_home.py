@@ -207,3 +207,136 @@ def test_a_product_with_a_parameter_in_another_form_says_so():
         model(random(4, 5))
     (row,) = [row for row in report.enclave if row.calls]
     assert "F.linear" in row.why
+
+
+# --- what somebody could take for a parameter ---------------------------------------------------------------------
+PRIVATE = random(4, 5)
+
+
+class SharesMemory(nn.Module):
+    """Scratch memory beside a parameter, in the same storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = torch.zeros(40)
+        self.weight = nn.Parameter(self.memory[:20].view(4, 5))
+
+    def forward(self, x):
+        scratch = self.memory[20:].view(4, 5)
+        scratch.copy_(PRIVATE)
+        beyond = self.weight.as_strided((4, 5), (5, 1), 20)
+        return F.linear(x, scratch) + F.linear(x, beyond)
+
+
+class Landmarks(nn.Module):
+    """nn.Parameter does not copy: this one is a part of the private data."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(PRIVATE[:2])
+
+    def forward(self, x):
+        return F.linear(x, PRIVATE)
+
+
+def styled():
+    """A layer whose weight is modulated by data, through a property of its class."""
+
+    class Styled(nn.Linear):
+        pass
+
+    layer = Styled(5, 4)
+    Styled.weight = property(lambda self: self._parameters["weight"] * PRIVATE)
+    return layer
+
+
+def shadowed():
+    layer = nn.Linear(5, 4)
+    vars(layer)["weight"] = PRIVATE
+    return layer
+
+
+def parametrised(step, weight=None):
+    layer = nn.Linear(5, 4)
+    if weight is not None:
+        del layer.weight
+        layer.register_buffer("weight", weight)
+    return parametrize.register_parametrization(layer, "weight", step)
+
+
+class Replaces(nn.Module):
+    def forward(self, weight):
+        return PRIVATE * 1.0
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *_: PRIVATE * 1.0)
+    return module
+
+
+def normed_and_replaced(norm):
+    layer = norm(nn.Linear(5, 4))
+    layer.register_forward_pre_hook(lambda module, args: setattr(module, "weight", PRIVATE * 1.0))
+    return layer
+
+
+def hooked_norm():
+    layer = parametrizations.weight_norm(nn.Linear(5, 4))
+    hooked(layer.parametrizations.weight[0])
+    return layer
+
+
+LOOKALIKES = {
+    "memory that a parameter shares": SharesMemory,
+    "data that a parameter is a part of": Landmarks,
+    "a property": styled,
+    "an attribute in front of the parameter": shadowed,
+    "a parametrised buffer": lambda: parametrised(nn.Identity(), PRIVATE.clone()),
+    "a parametrisation in a container of torch's": lambda: parametrised(nn.Sequential(Replaces())),
+    "a parametrisation with a hook": lambda: parametrised(hooked(nn.Identity())),
+    "a norm with a hook": hooked_norm,
+    "weight_norm and a hook": lambda: normed_and_replaced(torch.nn.utils.weight_norm),
+    "spectral_norm and a hook": lambda: normed_and_replaced(torch.nn.utils.spectral_norm),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_what_looks_like_a_parameter_is_not_sent(name):
+    with fleet_runtime() as runtime:
+        model = nn.Sequential(LOOKALIKES[name]())
+        dk.protect_(model, runtime)
+        with torch.no_grad():
+            model(random(4, 5))
+        assert not sent_weights(runtime)
+
+
+def test_a_cached_parametrisation_is_not_sent():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 4)))
+    with fleet_runtime() as runtime:
+        dk.protect_(model, runtime)
+        with parametrize.cached():
+            functional_call(model, {"0.parametrizations.weight.original1": PRIVATE * 1.0}, (random(4, 5),))
+            model(random(4, 5))
+        assert not sent_weights(runtime)
+
+
+def test_parameters_in_one_storage_are_told_apart():
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    with fleet_runtime() as runtime:
+        report = dk.protect_(model, runtime, where=lambda name, module: name != "2")
+        model(random(4, 5))
+        assert sent_weights(runtime) == {"0"}
+    assert [(row.name, row.kind) for row in report.enclave if row.calls] == [("2", "linear")]
+
+
+def test_a_layer_that_stays_home_keeps_its_tied_weight_from_its_own_products():
+    model = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False))
+    model[1].weight = model[0].weight
+    with fleet_runtime() as runtime:
+        report = dk.protect_(model, runtime, where=lambda name, module: name == "0")
+        model(random(4, 5))
+    assert [(row.name, row.calls) for row in report.masked] == [("0", 1)]
+    assert [(row.name, row.calls) for row in report.enclave if row.calls] == [("1", 1)]

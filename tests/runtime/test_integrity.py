@@ -1,5 +1,7 @@
 """A wrong answer never comes back as a result: it raises, says where, and leaves the model as it was."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -43,8 +45,6 @@ class Liar(Executor):
 
 def fleet_with(scheme: dk.Scheme, executors: dict[int, Executor]) -> Fleet:
     """A fleet in which some workers run an executor of ours."""
-    import threading
-
     links = []
     for number in range(scheme.workers):
         link, seat = in_process()
@@ -101,18 +101,12 @@ def test_all_workers_wrong_together_are_found_by_freivalds(label):
             return super().handle(message)
 
     model = network()
-    # All threads share one tensor of weights: one worker that changes it changes it for all.
-    with fleet_with(scheme, {0: Stale()}) as fleet, dk.Runtime(scheme, fleet) as runtime:
+    everyone = {number: Stale() for number in range(scheme.workers)}
+    with fleet_with(scheme, everyone) as fleet, dk.Runtime(scheme, fleet) as runtime:
         dk.protect_(model, runtime)
-        runtime._exchange._fleet.post = lambda message, workers, post=fleet.post: post(_copied(message), workers)
-        with pytest.raises(dk.errors.IntegrityError):
+        with pytest.raises(dk.errors.IntegrityError, match="forward") as caught:
             step(model)
-
-
-def _copied(message):
-    from dataclasses import replace
-
-    return replace(message, tensor=message.tensor.clone()) if hasattr(message, "tensor") else message
+        assert caught.value.check == "freivalds"
 
 
 def test_with_integrity_off_a_lie_goes_through_and_the_ledger_says_unchecked():
@@ -189,3 +183,92 @@ def test_a_worker_that_stops_is_named():
         dk.protect_(model, runtime)
         with pytest.raises(dk.errors.WorkerError, match="worker 3 stopped"):
             step(model)
+
+
+# --- memory: what a worker is given is its own ------------------------------------------------------------------------
+def test_a_worker_that_changes_what_it_was_sent_changes_nothing_of_the_enclave():
+    """Weights are also what the enclave checks answers with: they must not be the worker's to change."""
+
+    class Vandal(Executor):
+        def handle(self, message):
+            answer = super().handle(message)
+            if hasattr(message, "tensor"):
+                message.tensor.zero_()
+            return answer
+
+    def outputs(executors):
+        with fleet_with(FIELD, executors) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+            model = network()
+            dk.protect_(model, runtime)
+            with torch.no_grad():
+                return model(batch(6)[0])
+
+    with pytest.raises(dk.errors.IntegrityError):
+        outputs({number: Vandal() for number in range(FIELD.workers)})
+    with pytest.raises(dk.errors.IntegrityError):
+        outputs({0: Vandal()})
+
+
+@pytest.mark.parametrize("label", ["field", "real", "paper"])
+def test_no_tensor_that_a_worker_gets_has_memory_beyond_its_own(label):
+    """A share is a row of the tensor of all shares, and a view of it would hand out the others."""
+    scheme = SCHEMES[label]
+    with dk.local_fleet(scheme, record=True) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+        for number in range(scheme.workers):
+            for record in fleet.transcript(number):
+                assert record.tensor.untyped_storage().nbytes() == record.tensor.nbytes, record.kind
+
+
+def test_an_answer_cannot_be_changed_after_it_was_sent():
+    link, seat = in_process()
+    answer = Answer(layer="a", call=1, tensors={Pass.FORWARD: torch.ones(3)}, seconds=0.0)
+    seat.write(1, answer)
+    answer.tensors[Pass.FORWARD].zero_()
+    link._tickets = 1
+    assert torch.equal(link.receive(1, timeout=1).tensors[Pass.FORWARD], torch.ones(3))
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+def reply(**changes):
+    return lambda answer: Answer(**{**vars(answer), **changes})
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        reply(seconds=float("nan")),
+        reply(seconds=-1e9),
+        reply(seconds="soon"),
+        reply(tensors={}),
+        reply(tensors={Pass.FORWARD: torch.ones(3).to_sparse()}),
+        reply(tensors={Pass.FORWARD: torch.ones(3, device="meta")}),
+        lambda answer: "an answer",
+    ],
+)
+def test_an_answer_of_no_known_form_names_the_worker(forged):
+    class Forger(Executor):
+        def handle(self, message):
+            answer = super().handle(message)
+            return answer if answer is None else forged(answer)
+
+    with fleet_with(FIELD, {1: Forger()}) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.WorkerError, match="worker 1"):
+            step(model)
+
+
+def test_a_refusal_is_short_and_harmless_to_a_terminal():
+    def broken(_):
+        raise RuntimeError("\x1b[2J" + "long " * 1000)
+
+    with fleet_with(FIELD, {1: Liar(Pass.FORWARD, broken)}) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.WorkerError) as caught:
+            step(model)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400

@@ -87,3 +87,31 @@ def test_alone_sends_nothing_and_counts_nothing():
         dk.protect_(model, runtime)
         torch.testing.assert_close(train(model), train(network()), rtol=1e-4, atol=1e-6)
         assert runtime.ledger.sent_bytes == runtime.ledger.maskings == 0
+
+
+@pytest.mark.parametrize("scheme", [REAL, dk.Scheme.paper()], ids=["float64", "paper"])
+@pytest.mark.parametrize(("weight", "value"), [(1e307, 1.0), (1e34, 1.0), (1.0, 1e308), (1.0, 1e30)])
+def test_what_leaves_the_range_of_floats_is_refused_and_nobody_is_blamed(scheme, weight, value):
+    model = nn.Linear(6, 4, bias=False).double()
+    nn.init.constant_(model.weight, weight)
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        dk.protect_(model, runtime)
+        x = torch.full((4, 6), value, dtype=torch.float64)
+        try:
+            found = model(x)
+        except dk.errors.EncodingError:
+            assert weight * value > 1e25
+        else:
+            assert scheme is REAL
+            torch.testing.assert_close(found, torch.full_like(found, 6 * weight * value), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e39, 1e307])
+def test_so_are_gradients(scale):
+    scheme = dk.Scheme.paper()
+    model = nn.Linear(6, 4, bias=False).double()
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        dk.protect_(model, runtime)
+        y = model(torch.ones(4, 6, dtype=torch.float64))
+        with pytest.raises(dk.errors.EncodingError, match="layer"):
+            y.backward(torch.full_like(y, scale))

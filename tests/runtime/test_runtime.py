@@ -95,3 +95,31 @@ def test_a_runtime_is_not_pickled():
 
     with pytest.raises(TypeError, match="state_dict"):
         pickle.dumps(dk.Runtime(SCHEME, None))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"input_bound": -1.0}, {"gradients": -1}, {"gradients": None}, {"input_bound": 0.0}]
+)
+def test_a_damaged_state_is_refused(damage):
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(nn.Sequential(nn.Linear(3, 2)), runtime)
+        state = runtime.state_dict()
+        with pytest.raises(dk.errors.SchemeError, match="damaged"):
+            runtime.load_state_dict({"0": {**state["0"], **damage}})
+
+
+def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on():
+    """A signal handler that runs the model would take the answers that the interrupted call waits for."""
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime, torch.no_grad():
+        dk.protect_(model, runtime)
+        expected, dispatch = model(x), fleet.dispatch
+
+        def interrupted(*arguments):
+            with pytest.raises(dk.errors.FleetError, match="inside a layer call"):
+                model(x)
+            return dispatch(*arguments)
+
+        fleet.dispatch = interrupted
+        assert torch.equal(model(x), expected)

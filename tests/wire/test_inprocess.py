@@ -23,6 +23,23 @@ def test_replies_to_older_tickets_are_dropped():
     assert link.receive(new, timeout=1).message == "new"
 
 
+def test_a_flood_of_other_answers_is_a_timeout_too():
+    link, seat = in_process()
+    wanted = link.send(Forget())
+    stop = threading.Event()
+
+    def flood():
+        while not stop.is_set():
+            seat.write(0, Refusal(message="not asked"))
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    with pytest.raises(LinkTimeout):
+        link.receive(wanted, timeout=0.2)
+    stop.set()
+    thread.join()
+
+
 def test_silence_is_a_timeout():
     link, _ = in_process()
     with pytest.raises(LinkTimeout):

@@ -73,6 +73,15 @@ def test_weights_are_kept_by_version_and_forgotten_when_told():
         worker.handle(forward(share, version=1))
 
 
+def test_everything_can_be_forgotten():
+    case = CASES[0]
+    worker = Executor()
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    worker.handle(Forget(everything=True))
+    with pytest.raises(OpError, match="never arrived"):
+        worker.handle(forward(torch.ones(case.x_shape, dtype=torch.int32)))
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -80,7 +80,8 @@ class Ledger:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the bound does not speak of: the scheme's own caveats, and what is visible with any scheme."""
-        return (*self._not_covered, *VISIBLE_ANYWAY)
+        bounds = () if self._exact else ("the bounds of inputs and gradients, which follow the largest value seen",)
+        return (*self._not_covered, *bounds, *VISIBLE_ANYWAY)
 
     def summary(self) -> dict[str, object]:
         """Everything as nested dictionaries of plain numbers and words."""

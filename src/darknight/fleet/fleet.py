@@ -9,14 +9,16 @@ Leaks: to each worker its own messages, their number, order and timing.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from darknight.errors import FleetError, WorkerError
-from darknight.types import Answer, Expected, Message, Record, Refusal, Task
+from darknight.types import Answer, Expected, Forget, Message, Record, Refusal, Task
 from darknight.wire import Link, LinkClosed, LinkTimeout, Transcript
 
 PATIENCE = 600.0  # seconds a worker may take for one task
@@ -43,6 +45,7 @@ class Fleet:
         self._transcripts = transcripts
         self._on_close = on_close
         self._closed = False
+        self._runtime: weakref.ref[object] | None = None
 
     @property
     def workers(self) -> int:
@@ -66,9 +69,24 @@ class Fleet:
             except LinkClosed:
                 raise self._gone(worker) from None
             if isinstance(reply, Refusal):
-                raise WorkerError(f"worker {worker} refused: {reply.message}", worker=worker)
+                raise WorkerError(f"worker {worker} refused: {_quoted(reply.message)}", worker=worker)
             answers[worker] = self._checked(worker, reply, expected[worker])
         return answers
+
+    def attach(self, runtime: object) -> None:
+        """`runtime` works with this fleet from now on, alone: workers know calls and layers by its names for them."""
+        current = self._runtime() if self._runtime is not None else None
+        if current is not None and current is not runtime:
+            raise FleetError("this fleet works for another runtime. Close that one first, or start a fleet of its own.")
+        self._runtime = weakref.ref(runtime)
+
+    def detach(self) -> None:
+        """The runtime is done: workers forget everything that it sent them."""
+        self._runtime = None
+        if not self._closed:
+            for worker in range(self.workers):
+                with suppress(WorkerError):  # one that is gone remembers nothing
+                    self._send(worker, Forget(everything=True))
 
     def transcript(self, worker: int) -> list[Record]:
         """Everything that `worker` received and sent so far, as it was on the wire."""
@@ -109,13 +127,29 @@ class Fleet:
 
     @staticmethod
     def _checked(worker: int, answer: Answer, expected: Expected) -> Answer:
-        if answer.tensors.keys() != expected.shapes.keys():
+        if not _has_form(answer) or answer.tensors.keys() != expected.shapes.keys():
             raise WorkerError(f"worker {worker} answered another question than the one asked.", worker=worker)
         for kind, shape in expected.shapes.items():
             complaint = _complaint(answer.tensors[kind], shape, expected)
             if complaint:
                 raise WorkerError(f"worker {worker}, {kind.value}: an answer {complaint}.", worker=worker)
         return answer
+
+
+def _has_form(answer: object) -> bool:
+    """Whether this is an answer at all: dense tensors here, and a plausible number of seconds."""
+    return (
+        isinstance(answer, Answer)
+        and isinstance(answer.tensors, Mapping)
+        and all(type(t) is Tensor and t.layout == torch.strided and t.is_cpu for t in answer.tensors.values())
+        and isinstance(answer.seconds, float)
+        and 0 <= answer.seconds <= PATIENCE
+    )
+
+
+def _quoted(text: object) -> str:
+    """A worker's words, harmless to a terminal and not too long."""
+    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:300]) or "it gave no reason"
 
 
 def _complaint(tensor: Tensor, shape: tuple[int, ...], expected: Expected) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from darknight.coding.scheme import Scheme
 from darknight.fleet.fleet import Fleet
-from darknight.wire import Transcript, in_process
+from darknight.wire import InProcessLink, Transcript, in_process
 from darknight.worker import Executor, serve
 
 
@@ -33,6 +34,13 @@ def local_fleet(scheme: Scheme, *, record: bool = False) -> Fleet:
         for thread in threads:
             thread.join(timeout=60)
 
-    return Fleet(
+    fleet = Fleet(
         links, operators=[f"simulated-{j}" for j in range(scheme.workers)], transcripts=transcripts, on_close=wait
     )
+    weakref.finalize(fleet, _close, links)  # a fleet that is dropped takes its workers with it
+    return fleet
+
+
+def _close(links: list[InProcessLink]) -> None:
+    for link in links:
+        link.close()

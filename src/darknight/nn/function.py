@@ -32,9 +32,13 @@ def product(runtime: Runtime, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor
     batch = x.unsqueeze(0) if single else x
     keep = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
+    by_channel = bias is not None and bias.dim() == 1
     with torch._C.DisableTorchFunction():  # what happens inside is no concern of an active function mode
-        y: Tensor = _Product.apply(batch, w, bias, runtime, layer, op, keep, dtype)  # type: ignore[no-untyped-call]
-    return y.squeeze(0) if single else y
+        y: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype
+        )
+        y = y.squeeze(0) if single else y
+        return y if bias is None or by_channel else y + bias
 
 
 class _Product(torch.autograd.Function):
@@ -52,12 +56,11 @@ class _Product(torch.autograd.Function):
         keep: bool,
         dtype: torch.dtype,
     ) -> Tensor:
-        shape = op.output_shape(tuple(x.shape), tuple(w.shape)) if not x.numel() else ()
         saved: Saved | None = None
-        if x.numel():
+        if x.numel() and w.numel():
             y, saved = runtime.forward(layer, op, x, w, dtype=dtype, keep=keep)
         else:
-            y = x.new_zeros(shape, dtype=dtype)  # nothing to send
+            y = x.new_zeros(op.output_shape(tuple(x.shape), tuple(w.shape)), dtype=dtype)  # nothing to send
         if bias is not None:
             y += bias.reshape(-1, *[1] * (w.dim() - 2)).to(dtype)
         if keep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -16,17 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 
 from darknight.errors import OpError, ProtectError
 from darknight.nn.modules import kind_of, op_of
+from darknight.nn.public import Where, public_weight
 from darknight.nn.report import ENCLAVE, MASKED, Report, Row
-from darknight.nn.watch import Protection, Where
+from darknight.nn.watch import Protection
 from darknight.runtime import Runtime
 
 _MARK = "_darknight"
-# The parameters from which the older functions of torch.nn.utils compute a weight.
-_OLDER_SOURCES = ({"weight_g", "weight_v"}, {"weight_orig"})
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
 
 
@@ -95,12 +94,14 @@ def unprotect_(model: nn.Module) -> None:
 
 # --- what becomes of a module ---------------------------------------------------------------------------------------
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by path, without the insides of scripted ones."""
-    scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    """Modules by path, without the insides of scripted ones and of parametrisations, which stay as they are."""
+    closed = (torch.jit.ScriptModule, ParametrizationList)
+    outer = [path for path, module in model.named_modules() if isinstance(module, closed)]
     return {
         path: module
         for path, module in model.named_modules()
-        if not any(path.startswith(f"{outer}." if outer else "") and path != outer for outer in scripted)
+        if not any(path.startswith(f"{name}." if name else "") and path != name for name in outer)
+        and not isinstance(module, ParametrizationList)
     }
 
 
@@ -131,6 +132,8 @@ def _plan(path: str, module: nn.Module, where: Where | None) -> Row | None:
             op_of(module)
         except OpError as error:
             return Row(path, kind, ENCLAVE, str(error))
+        if public_weight(module) is None:
+            return Row(path, kind, ENCLAVE, "its weight is computed, and not by torch's own parametrisations")
         return Row(path, kind, MASKED, "")
     if not any(True for _ in module.parameters(recurse=False)):
         return None
@@ -183,11 +186,12 @@ def _masked_forward(module: nn.Module, original: Callable[..., Any]) -> Callable
     def forward(self: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         binding: _Binding = vars(self)[_MARK]
         protection = binding.protection
-        if not _owns_weight(self):
+        weight = public_weight(self)
+        if weight is None:  # somebody put another tensor in its place
             with protection.watching(binding.path, self):
                 return original(self, input, *args, **kwargs)
         op = op_of(self, _output_padding(self, input, *args, **kwargs))
-        return protection.product(binding.path, type(self).__name__, op, input, self.weight, self.bias)
+        return protection.product(binding.path, type(self).__name__, op, input, weight, self.bias)
 
     return forward
 
@@ -204,26 +208,6 @@ def _watched_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             return type(self).forward(self, *args, **kwargs)
 
     return forward
-
-
-def _owns_weight(module: nn.Module) -> bool:
-    """Whether `module.weight` comes from parameters alone: it is one, or torch's own reparametrisation makes it.
-
-    Anything else (a tensor that somebody put there) may depend on data, and must not be sent.
-    """
-    if isinstance(vars(module)["_parameters"].get("weight"), nn.Parameter):
-        return True
-    if parametrize.is_parametrized(module, "weight"):
-        steps = module.parametrizations.weight  # type: ignore[union-attr]
-        sources = steps.parameters()  # type: ignore[union-attr]
-        return all(map(_is_torchs_own, steps)) and _all_parameters(sources)  # type: ignore[arg-type]
-    own = vars(module)["_parameters"]
-    return any(names <= own.keys() and _all_parameters(map(own.get, names)) for names in _OLDER_SOURCES)
-
-
-def _all_parameters(tensors: Iterable[object]) -> bool:
-    """Whether none of them was put there by torch.func.functional_call."""
-    return all(isinstance(tensor, nn.Parameter) for tensor in tensors)
 
 
 def _output_padding(module: nn.Module, input: Tensor, output_size: Any = None) -> tuple[int, ...] | None:

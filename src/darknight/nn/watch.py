@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,11 +22,10 @@ from torch.overrides import TorchFunctionMode
 from darknight.errors import OpError
 from darknight.nn.flops import FlopCounter
 from darknight.nn.function import product
+from darknight.nn.public import PublicParameters, Where
 from darknight.nn.report import ENCLAVE, MASKED, Report
 from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
 from darknight.runtime import Layer, Runtime
-
-Where = Callable[[str, nn.Module], bool]
 
 
 class Guard(threading.local):
@@ -44,10 +42,9 @@ class Protection:
     def __init__(self, runtime: Runtime, report: Report, where: Where | None, bounds: dict[str, float]) -> None:
         self.runtime = runtime
         self.report = report
-        self._where = where
         self._bounds = bounds
         self._layers: dict[str, Layer] = {}
-        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str, bool]] = {}
+        self._parameters = PublicParameters(where)
         self._costs: dict[tuple[object, ...], int] = {}
         self._free: set[object] = set()
         self._active = Guard()
@@ -89,42 +86,9 @@ class Protection:
             active.paths.pop()
 
     def public(self, weight: Tensor) -> tuple[str, bool] | None:
-        """The label of a tensor that is a parameter of the running model or a view of one, and whether it is selected.
-
-        Only parameters are public. Whatever else a model multiplies with may depend on data and is never sent.
-        """
-        found = self._known(weight)
-        if found is None and self._active.outermost is not None:
-            self._learn(*self._active.outermost)
-            found = self._known(weight)
-        if found is None:
-            return None
-        label, selected, parameter = found
-        if weight.shape != parameter.shape or weight.stride() != parameter.stride():
-            start = weight.storage_offset() - parameter.storage_offset()
-            label = f"{label}[{start}:{start + weight.numel()}]"
-        return label, selected
-
-    def _known(self, weight: Tensor) -> tuple[str, bool, nn.Parameter] | None:
-        address = _address(weight)
-        entry = self._parameters.get(address) if address is not None else None
-        parameter = entry[0]() if entry is not None else None
-        if entry is None or parameter is None:
-            return None
-        # The parameter lives, and is still where it was: the memory of `weight` is the parameter's.
-        return (entry[1], entry[2], parameter) if _address(parameter) == address else None
-
-    def _learn(self, prefix: str, root: nn.Module) -> None:
-        self._parameters.clear()
-        for path, module in root.named_modules(prefix=prefix):
-            selected = self._where is None or self._where(path, module)
-            for name, parameter in module.named_parameters(recurse=False):
-                label = path if name == "weight" and path else f"{path}.{name}".lstrip(".")
-                address = _address(parameter)
-                # torch.func.functional_call puts other tensors in place of parameters: they may be made from data.
-                public = isinstance(parameter, nn.Parameter) and parameter.numel() > 0
-                if public and address is not None and address not in self._parameters:
-                    self._parameters[address] = (weakref.ref(parameter), label, selected)
+        """The layer of a weight that may be sent, and whether it is selected."""
+        outermost = self._active.outermost
+        return self._parameters.find(weight, *outermost) if outermost is not None else None
 
     def in_enclave(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], why: str | None
@@ -250,14 +214,6 @@ _attention = types.FunctionType(
     "multi_head_attention_forward",
     F.multi_head_attention_forward.__defaults__,
 )
-
-
-def _address(tensor: Tensor) -> int | None:
-    """Where the memory of a tensor begins; None for what has no memory of its own (sparse, torch.func's wrappers)."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return None
 
 
 def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:

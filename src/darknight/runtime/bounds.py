@@ -15,6 +15,8 @@ from darknight.coding.fixed_point import largest_magnitude
 from darknight.errors import EncodingError
 from darknight.runtime.layer import Layer
 
+LARGEST = 2.0**90
+
 
 class Bounds:
     """strict: what exceeds a bound raises EncodingError instead."""
@@ -40,6 +42,8 @@ class Bounds:
                 f"the {what} exceeds its bound {bound:g}, and strict_bounds is on. Declare a larger bound with "
                 "protect_'s bounds, or normalise the data."
             )
+        if largest > LARGEST:
+            raise EncodingError("values beyond 2^90 leave no room for noise. Look for the layer that produced them.")
         raised = bound or (2.0 ** math.frexp(largest)[1] if largest else 1.0)
         while largest > raised:
             raised *= 2

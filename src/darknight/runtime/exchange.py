@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.types import Answer, BackwardTask, Expected, Forget, ForwardTask, Pass, Task, Weights
-
-T = TypeVar("T")
 
 
 class Exchange:
@@ -138,23 +135,19 @@ class Exchange:
             tensor=weights.tensor,
         )
         workers = range(self._scheme.workers)
+        weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
         self._fleet.post(message, workers)
         self._posted.add(weights)  # only now: a post that was interrupted is repeated
-        weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
         self._ledger.record(Traffic(sent=weights.tensor.nbytes * len(workers), received=0))
 
     def _post_forget(self) -> None:
-        calls, weights = _drained(self._forgotten), _drained(self._outdated)
+        calls, weights = tuple(self._forgotten), tuple(self._outdated)
         if calls or weights:
             self._fleet.post(Forget(calls=calls, weights=weights), range(self._scheme.workers))
+            for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):
+                for _ in range(count):  # only now: a post that was interrupted is repeated
+                    queue.popleft()
 
 
 def _coefficients(row: tuple[object, ...], prime: int | None) -> tuple[float, ...]:
     return tuple(float(value) if prime is None else int(value) for value in row)  # type: ignore[arg-type, call-overload]
-
-
-def _drained(queue: deque[T]) -> tuple[T, ...]:
-    found = []
-    while queue:
-        found.append(queue.popleft())
-    return tuple(found)

@@ -9,10 +9,12 @@ Leaks: the bound above, at every sending; with gradients in the clear, the gradi
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear, worst_coalition
 from darknight.coding import Mixing, Real, Scheme, draw_code, joined, real, virtual_batches
+from darknight.errors import EncodingError
 from darknight.integrity import parity
 from darknight.integrity import real as checks
 from darknight.ops import BilinearOp
@@ -22,6 +24,8 @@ from darknight.runtime.checking import checking, freivalds_checks
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.types import Pass
+
+_TAIL = 9.0  # no Gaussian of ours is larger
 
 
 class MaskedReal:
@@ -48,6 +52,9 @@ class MaskedReal:
         code = draw_code(self._scheme, self._randomness.fresh())
         grid = real.grid_for(code.A, self._arithmetic, self._bounds.of_input(layer, x))
         shares = self._shares(layer, "input", code.A, grid, x)
+        sent = checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
+        reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, tuple(x.shape))
+        self._refuse_overflow(_largest(sent) * reach.total)
         # 2. Send, and wait for the answers.
         values = checks.on_grid(x, grid)
         saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
@@ -56,8 +63,6 @@ class MaskedReal:
             self._exchange.forget_with(saved)
         answers = self._exchange.forward(layer, op, code, shares, weights, saved.call, keep)
         # 3. Unmask and check.
-        sent = checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
-        reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, saved.x_shape)
         y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0], reach, sent)
         if freivalds_checks(self._scheme, self._ledger, layer, Pass.FORWARD):
             spread = checks.decoded_spread(reach, sent, answers)
@@ -80,12 +85,17 @@ class MaskedReal:
             values = delta.to(dtype)
             deltas = virtual_batches(values, self._scheme.inputs)
             sent = checks.Sent.in_the_clear(op, code.B, values, dtype)
+        inputs = checks.Sent.of_shares(code.A, saved.grid, dtype)
+        groups = -(-delta.shape[0] // self._scheme.inputs)
+        shapes = (groups, *saved.x_shape[1:]), (groups, *delta.shape[1:])
+        reach = checks.Reach.of(op, Pass.GRAD_INPUT, w, saved.x_shape)
+        products = groups * op.positions(*shapes) * op.copies(shapes[0])
+        self._refuse_overflow(_largest(sent) * max(reach.total, _largest(inputs) * products))
         # 2. Send, and wait for the answers.
         answers = self._exchange.backward(layer, saved, code, deltas, passes)
         # 3. Unmask and check.
         results = {}
         if Pass.GRAD_INPUT in passes:
-            reach = checks.Reach.of(op, Pass.GRAD_INPUT, w, saved.x_shape)
             found = answers[Pass.GRAD_INPUT]
             gx = self._unmasked(layer, Pass.GRAD_INPUT, code.B, found, delta.shape[0], reach, sent)
             if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_INPUT):
@@ -97,9 +107,6 @@ class MaskedReal:
         if Pass.GRAD_WEIGHT in passes:
             gw = real.decode_gradient(code, answers[Pass.GRAD_WEIGHT])
             if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_WEIGHT):
-                inputs = checks.Sent.of_shares(code.A, saved.grid, dtype)
-                groups = -(-delta.shape[0] // self._scheme.inputs)
-                shapes = (groups, *saved.x_shape[1:]), (groups, *delta.shape[1:])
                 spread = checks.gradient_spread(op, code, inputs, sent, *shapes)
                 with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
                     stream = self._randomness.fresh()
@@ -116,6 +123,14 @@ class MaskedReal:
         self._ledger.record(Masked(layer=layer.label, what=what, examples=batch.shape[0], features=features, nats=nats))
         return shares
 
+    def _refuse_overflow(self, largest: float) -> None:
+        """What leaves the range of floats is nobody's lie."""
+        if not largest <= torch.finfo(self._arithmetic.dtype).max:
+            raise EncodingError(
+                f"products of its values and noise leave {self._arithmetic.dtype}. Use float64 workers, or look for "
+                "the layer that produced values so large."
+            )
+
     def _unmasked(
         self,
         layer: Layer,
@@ -130,3 +145,9 @@ class MaskedReal:
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_real_answers(mixing, answers, kind, spread=checks.answer_spreads(reach, sent))
         return joined(real.decode(mixing, answers), examples)
+
+
+def _largest(sent: checks.Sent) -> float:
+    """What no element of a share exceeds."""
+    sizes = [sent.share(worker) for worker in range(sent.mixing.workers)]
+    return max(size.largest + _TAIL * size.white for size in sizes)

@@ -33,8 +33,9 @@ class RealCalls:
 
     def weights(self, w: Tensor) -> tuple[Tensor, int]:
         """The weights as workers get them."""
-        largest_magnitude(w)  # refuses what is not finite
-        return w.to(self._dtype, copy=True), 0
+        sent = w.to(self._dtype, copy=True)
+        largest_magnitude(sent)  # refuses what is not finite, or is no longer
+        return sent, 0
 
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool

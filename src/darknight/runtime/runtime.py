@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from types import TracebackType
 
 import torch
@@ -61,9 +62,12 @@ class Runtime:
         self._versions = 0
         self._lock = threading.RLock()
         self._closed = False
+        self._inside = False
         self._warned = False
         self._exchange = Exchange(scheme, fleet, self.ledger) if fleet is not None else None
         self._calls = self._make_calls(strict_bounds)
+        if fleet is not None:
+            fleet.attach(self)
 
     def _make_calls(self, strict_bounds: bool) -> FieldCalls | RealCalls:
         scheme, arithmetic, exchange, ledger = self.scheme, self.scheme.arithmetic, self._exchange, self.ledger
@@ -109,6 +113,10 @@ class Runtime:
                 f"the state is of other layers (first difference: {odd[0]}). Protect the same model, then load it."
             )
         for name, entry in state.items():
+            count, bounds = entry.get("gradients"), (entry.get("input_bound"), entry.get("gradient_bound"))
+            if not isinstance(count, int) or count < 0 or not all(bound is None or 0 < bound < inf for bound in bounds):
+                raise SchemeError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
+        for name, entry in state.items():
             layer = self._layers[name]
             layer.gradients = int(entry["gradients"] or 0)
             layer.input_bound, layer.gradient_bound = entry["input_bound"], entry["gradient_bound"]
@@ -147,8 +155,11 @@ class Runtime:
 
     # --- closing ----------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Ends the runtime. Protected models raise from now on, until they are unprotected."""
-        self._closed = True
+        """Ends the runtime. Workers forget what it sent; protected models raise from now on, until unprotected."""
+        if not self._closed:
+            self._closed = True
+            if self.fleet is not None:
+                self.fleet.detach()
 
     def __enter__(self) -> Runtime:
         return self
@@ -176,7 +187,7 @@ class Runtime:
                 f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "
                 "dk.unprotect_(model)."
             )
-        with self._lock, torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with self._lock, self._alone(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             begun, (waited, worked) = time.perf_counter(), self._worker_times()
             try:
                 yield
@@ -186,6 +197,17 @@ class Runtime:
                 waiting, working = self._worker_times()
                 total = time.perf_counter() - begun
                 self.ledger.record(Spent(total=total, waiting=waiting - waited, workers=working - worked))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuses a call within a call: from a signal handler, say, which would take the outer call's answers."""
+        if self._inside:
+            raise FleetError("a layer call inside a layer call. Do not run the model in a signal handler.")
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
 
     def _worker_times(self) -> tuple[float, float]:
         return (self._exchange.waiting_seconds, self._exchange.worker_seconds) if self._exchange else (0.0, 0.0)

@@ -4,24 +4,45 @@ x's scale serves forward and the weight gradient; delta's absorbs the range of t
 every example and position. What is expected to leave the field's range is scaled down beforehand; what leaves it all
 the same is noticed by the check in the second field and repeated at a smaller scale. Where no check can notice
 (`certain`), the scale is chosen so that nothing can leave the range.
+
+A scale is a function of the values alone, so a pass that is computed again gives the same bits: docs/adr/0006.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from darknight.coding import Field
-from darknight.coding.fixed_point import bits_over, exponent_for, largest_magnitude, rms
+from darknight.coding.fixed_point import exponent_for, largest_magnitude
 from darknight.errors import EncodingError
-from darknight.ops import BilinearOp
+from darknight.ops import BilinearOp, ConvTranspose
 from darknight.runtime.layer import SentWeights
 
 TOO_LONG = (
     "the sums of this layer leave the field's range at every scale. Use a smaller batch, a larger prime, or keep the "
     "layer in the enclave (protect_'s where)."
 )
+_PEAK = 6.0  # peak of a sum of independent terms over its standard deviation
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of rows of numbers: the largest |mean|, the largest root mean square, the length of a row."""
+
+    mean: float
+    rms: float
+    length: int
+
+    @classmethod
+    def of(cls, rows: Tensor) -> _Sizes:
+        if not rows.numel():
+            return cls(0.0, 0.0, 0)
+        means, squares = rows.mean(1).abs().amax(), rows.square().mean(1).amax()
+        return cls(float(means), math.sqrt(float(squares)), rows.shape[1])
 
 
 def input_exponent(arithmetic: Field, op: BilinearOp, x: Tensor, weights: SentWeights, certain: bool) -> int:
@@ -30,10 +51,9 @@ def input_exponent(arithmetic: Field, op: BilinearOp, x: Tensor, weights: SentWe
     exponent = exponent_for(largest, arithmetic.bits)
     w = weights.tensor
     if certain:
-        reach = op.fan_in(w.double(), tuple(x.shape))
-        return _lowered(exponent, largest, reach, arithmetic.prime)
-    terms = w.numel() // max(1, op.channels(tuple(w.shape))[0])
-    return exponent - bits_over(_scaled_rms(x, exponent), rms(w), terms, arithmetic.prime)
+        return _lowered(exponent, largest, op.fan_in(w.double(), tuple(x.shape)), arithmetic.prime)
+    examples = _Sizes.of(_scaled(x, exponent).flatten(1))
+    return exponent - _bits_over(examples, _Sizes.of(_by_output(op, w)), arithmetic.prime)
 
 
 def gradient_exponent(
@@ -46,32 +66,55 @@ def gradient_exponent(
 ) -> int:
     """The exponent of delta, from delta, the quantised x and the weights; `certain` for grad input and grad weight."""
     largest = largest_magnitude(delta)
-    first = exponent = exponent_for(largest, arithmetic.bits)
+    first = exponent_for(largest, arithmetic.bits)
     w, prime = weights.tensor, arithmetic.prime
-    size = _scaled_rms(delta, exponent)
-    x_shape = tuple(quantised.shape)
+    scaled = _scaled(delta, first)
     if certain[0]:
-        exponent = _lowered(exponent, largest, op.fan_out(w.double(), x_shape), prime)
+        exponent = _lowered(first, largest, op.fan_out(w.double(), tuple(quantised.shape)), prime)
     else:
-        terms = w.numel() // max(1, op.channels(tuple(w.shape))[1])
-        exponent = min(exponent, first - bits_over(size, rms(w), terms, prime))
-    rows = delta.shape[0] * op.positions(x_shape, tuple(delta.shape))
+        exponent = first - _bits_over(_Sizes.of(scaled.flatten(1)), _Sizes.of(_by_input(op, w)), prime)
+    by_channel = _by_channel(op, scaled)
     if certain[1]:
         # One element of the gradient meets each element of delta at most once, in one output channel.
-        by_channel = op.rows(delta).double().abs().transpose(0, 1).flatten(1).sum(1)
-        reach, peak = float(by_channel.max()), largest_magnitude(quantised)
-        while peak * (reach * 2.0**exponent + rows) > prime // 2:
+        reach, peak = float(by_channel.abs().double().sum(1).amax()), largest_magnitude(quantised)
+        rows = by_channel.shape[1]
+        while peak * (reach * 2.0 ** (exponent - first) + rows) > prime // 2:
             exponent -= 1
             if exponent <= first - arithmetic.bits:
                 raise EncodingError(TOO_LONG)
-    else:
-        exponent = min(exponent, first - bits_over(size, rms(quantised), rows, prime))
-    return exponent
+        return exponent
+    inputs = _Sizes.of(_by_channel(op, quantised.to(torch.float32)))
+    return min(exponent, first - _bits_over(inputs, _Sizes.of(by_channel), prime))
 
 
-def _scaled_rms(values: Tensor, exponent: int) -> float:
-    """The squares of unscaled values could leave float32."""
-    return rms(values.mul(2.0**exponent))
+def _bits_over(values: _Sizes, others: _Sizes, prime: int) -> int:
+    """By how many bits a sum over a row of `others` is expected to exceed the field's range.
+
+    What all terms have in common, their means, adds up coherently; the rest adds up as independent terms do.
+    """
+    terms = others.length
+    peak = terms * values.mean * others.mean + _PEAK * math.sqrt(terms) * values.rms * others.rms
+    return max(0, math.ceil(math.log2(peak / (prime // 2)))) if peak else 0
+
+
+def _scaled(values: Tensor, exponent: int) -> Tensor:
+    """Near 2^bits, so that squares stay within float32."""
+    return values.mul(2.0**exponent).to(torch.float32)
+
+
+def _by_output(op: BilinearOp, w: Tensor) -> Tensor:
+    """The weights that one element of y meets, a row for each output channel of a group."""
+    return (w.transpose(0, 1) if isinstance(op, ConvTranspose) else w).flatten(1).to(torch.float32)
+
+
+def _by_input(op: BilinearOp, w: Tensor) -> Tensor:
+    """The weights that one element of gx meets, a row for each input channel of a group."""
+    return (w if isinstance(op, ConvTranspose) else w.transpose(0, 1)).flatten(1).to(torch.float32)
+
+
+def _by_channel(op: BilinearOp, values: Tensor) -> Tensor:
+    """(channel, everything else)."""
+    return op.rows(values).transpose(0, 1).flatten(1)
 
 
 def _lowered(exponent: int, largest: float, reach: float, prime: int) -> int:

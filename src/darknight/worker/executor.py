@@ -33,6 +33,9 @@ class Executor:
         match message:
             case Weights():
                 self._weights[message.layer, message.version] = (message, from_spec(message.op))
+            case Forget(everything=True):
+                self._shares.clear()
+                self._weights.clear()
             case Forget():
                 for call in message.calls:
                     self._shares.pop(call, None)
