@@ -1,6 +1,8 @@
 """The fleet: transcripts, closing, and no thread left behind. Wrong answers: tests/runtime/test_integrity.py."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -71,3 +73,20 @@ def test_workers_forget_everything_when_the_runtime_is_closed():
         fleet._send = lambda worker, message: sent.append((worker, message))
         dk.Runtime(SCHEME, fleet).close()
     assert sent == [(worker, Forget(everything=True)) for worker in range(4)]
+
+
+def test_a_program_that_ends_while_workers_compute_ends_cleanly():
+    """Threads that are cut off inside torch would abort the process."""
+    script = """
+import torch, darknight as dk
+scheme = dk.Scheme(inputs=2, colluders=1)
+fleet = dk.local_fleet(scheme)
+runtime = dk.Runtime(scheme, fleet)
+model = torch.nn.Linear(2000, 2000)
+dk.protect_(model, runtime)
+fleet._links[0].receive = lambda *_: exit(3)
+model(torch.randn(800, 2000))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert not done.stderr

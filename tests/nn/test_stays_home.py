@@ -246,7 +246,8 @@ def styled():
         pass
 
     layer = Styled(5, 4)
-    Styled.weight = property(lambda self: self._parameters["weight"] * PRIVATE)
+    Styled.weight = property(lambda self: self._parameters["weight"] * self.style)
+    layer.register_forward_pre_hook(lambda module, args: setattr(module, "style", PRIVATE))
     return layer
 
 

@@ -36,14 +36,13 @@ class Fleet:
         *,
         operators: Sequence[str],
         transcripts: Sequence[Transcript] | None = None,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         if len(operators) != len(links):
             raise FleetError(f"{len(operators)} operators for {len(links)} workers; needs one for each worker.")
         self.operators = tuple(operators)
         self._links = tuple(links)
         self._transcripts = transcripts
-        self._on_close = on_close
+        self._stop: Callable[[], object] | None = None
         self._closed = False
         self._runtime: weakref.ref[object] | None = None
 
@@ -96,14 +95,18 @@ class Fleet:
             raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
         return self._transcripts[worker].records
 
+    def on_close(self, stop: Callable[[], object]) -> None:
+        """What ends workers that were started for this fleet; `close` calls it once."""
+        self._stop = stop
+
     def close(self) -> None:
         """Stops the workers. Transcripts stay."""
         if not self._closed:
             self._closed = True
             for link in self._links:
                 link.close()
-            if self._on_close is not None:
-                self._on_close()
+            if self._stop is not None:
+                self._stop()
 
     def __enter__(self) -> Fleet:
         return self

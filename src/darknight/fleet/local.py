@@ -7,7 +7,7 @@ import weakref
 
 from darknight.coding.scheme import Scheme
 from darknight.fleet.fleet import Fleet
-from darknight.wire import InProcessLink, Transcript, in_process
+from darknight.wire import Transcript, in_process
 from darknight.worker import Executor, serve
 
 
@@ -30,17 +30,13 @@ def local_fleet(scheme: Scheme, *, record: bool = False) -> Fleet:
         links.append(link)
         threads.append(thread)
 
-    def wait() -> None:
+    def stop() -> None:
+        for link in links:
+            link.close()
         for thread in threads:
             thread.join(timeout=60)
 
-    fleet = Fleet(
-        links, operators=[f"simulated-{j}" for j in range(scheme.workers)], transcripts=transcripts, on_close=wait
-    )
-    weakref.finalize(fleet, _close, links)  # a fleet that is dropped takes its workers with it
+    fleet = Fleet(links, operators=[f"simulated-{j}" for j in range(scheme.workers)], transcripts=transcripts)
+    # A fleet that is closed, or dropped, or still there when the program ends, takes its workers with it.
+    fleet.on_close(weakref.finalize(fleet, stop))
     return fleet
-
-
-def _close(links: list[InProcessLink]) -> None:
-    for link in links:
-        link.close()

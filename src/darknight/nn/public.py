@@ -29,6 +29,8 @@ def public_weight(module: nn.Module) -> Tensor | None:
     own = vars(module)["_parameters"].get("weight")
     if own is None and not _computed_by_torch(module):
         return None
+    if own is not None and hasattr(type(module), "weight"):  # a property in front of the parameter
+        return None
     weight = module.weight
     assert isinstance(weight, Tensor)
     if own is not None and not (isinstance(own, nn.Parameter) and weight is own):

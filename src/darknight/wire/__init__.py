@@ -6,8 +6,8 @@ A transport has two ends. The enclave's `Link` sends messages and waits for the 
 In-process is the only transport so far: both ends are in one process.
 """
 
-from darknight.wire.inprocess import InProcessLink, in_process
+from darknight.wire.inprocess import in_process
 from darknight.wire.link import Link, LinkClosed, LinkTimeout, Seat
 from darknight.wire.transcript import Transcript
 
-__all__ = ["InProcessLink", "Link", "LinkClosed", "LinkTimeout", "Seat", "Transcript", "in_process"]
+__all__ = ["Link", "LinkClosed", "LinkTimeout", "Seat", "Transcript", "in_process"]
