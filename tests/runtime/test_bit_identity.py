@@ -167,6 +167,33 @@ def test_the_runtimes_state_lets_training_go_on_as_if_nothing_had_happened():
     assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), undisturbed)
 
 
+def test_the_state_of_products_that_no_module_stands_for_waits_for_their_first_call():
+    """They are layers of the runtime from their first call on, which may be after the state was loaded."""
+    scheme = dk.Scheme(inputs=2, colluders=1)
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix = torch.nn.Parameter(torch.ones(3, 4))
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.matrix)
+
+    def gradients(state):
+        model = Own()
+        with dk.Runtime(scheme, None) as runtime:
+            dk.protect_(model, runtime)
+            if state is not None:
+                runtime.load_state_dict(state)
+            model(torch.linspace(-1, 1, 20).view(5, 4)).square().sum().backward()
+            return model.matrix.grad, runtime.state_dict()
+
+    first, state = gradients(None)
+    second, later = gradients(state)
+    assert (state["matrix"]["gradients"], later["matrix"]["gradients"]) == (1, 2)
+    assert not torch.equal(first, second)  # the rounding went on
+
+
 def test_the_state_of_another_model_is_refused():
     with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
         dk.protect_(network(), runtime)

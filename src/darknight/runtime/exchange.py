@@ -40,14 +40,9 @@ class Exchange:
         self._calls += 1
         return self._calls
 
-    def forget_call(self, call: int) -> None:
-        """Workers forget the shares of `call`, with the next message."""
-        self._forgotten.append(call)
-
-    def forget_with(self, saved: Saved) -> Saved:
+    def forget_with(self, saved: Saved) -> None:
         """Workers forget the shares of the call when `saved` is gone. The finalizer only writes the number down."""
         weakref.finalize(saved, self._forgotten.append, saved.call).atexit = False
-        return saved
 
     # --- passes -----------------------------------------------------------------------------------------------------
     def forward(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from darknight.coding import Code
 from darknight.coding.real import Grid
+from darknight.errors import SchemeError
 from darknight.ops import BilinearOp
+
+LayerState = Mapping[str, float | int | None]
 
 
 @dataclass(eq=False)
@@ -36,6 +41,24 @@ class Layer:
     gradient_bound: float | None = None
     gradients: int = 0
     weights: SentWeights | None = field(default=None, repr=False)
+
+    def state(self) -> LayerState:
+        """What a checkpoint keeps of it."""
+        return {
+            "gradients": self.gradients,
+            "input_bound": self.input_bound,
+            "gradient_bound": self.gradient_bound,
+        }
+
+    def restore(self, state: LayerState) -> None:
+        self.gradients = int(state["gradients"] or 0)
+        self.input_bound, self.gradient_bound = state["input_bound"], state["gradient_bound"]
+
+
+def check_state(name: str, state: LayerState) -> None:
+    count, bounds = state.get("gradients"), (state.get("input_bound", 0), state.get("gradient_bound", 0))
+    if not isinstance(count, int) or count < 0 or not all(bound is None or 0 < bound < math.inf for bound in bounds):
+        raise SchemeError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
 
 
 @dataclass(eq=False)

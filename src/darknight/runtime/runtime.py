@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
 from types import TracebackType
 
 import torch
@@ -23,7 +22,7 @@ from darknight.runtime.alone import FieldAlone, RealAlone
 from darknight.runtime.bounds import Bounds
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.field import FieldCalls
-from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.layer import Layer, LayerState, Saved, SentWeights, check_state
 from darknight.runtime.masked_field import MaskedField
 from darknight.runtime.masked_real import MaskedReal
 from darknight.runtime.real import RealCalls
@@ -59,6 +58,7 @@ class Runtime:
         self.seed = seed
         self.ledger = Ledger(exact=isinstance(scheme.arithmetic, Field), not_covered=scheme.caveats)
         self._layers: dict[str, Layer] = {}
+        self._loaded: dict[str, LayerState] = {}  # of layers that were not called yet
         self._versions = 0
         self._lock = threading.RLock()
         self._closed = False
@@ -92,34 +92,27 @@ class Runtime:
             while name in self._layers:
                 number += 1
                 name = f"{label}#{number}"
-            self._layers[name] = Layer(name=name, label=label or "(model)", input_bound=bound)
-            return self._layers[name]
+            self._layers[name] = layer = Layer(name=name, label=label or "(model)", input_bound=bound)
+            if name in self._loaded:
+                layer.restore(self._loaded.pop(name))
+            return layer
 
-    def state_dict(self) -> dict[str, dict[str, float | int | None]]:
+    def state_dict(self) -> dict[str, LayerState]:
         """What a checkpoint needs besides the model: the index of the rounding and the bounds of every layer."""
-        return {
-            name: {
-                "gradients": layer.gradients,
-                "input_bound": layer.input_bound,
-                "gradient_bound": layer.gradient_bound,
-            }
-            for name, layer in self._layers.items()
-        }
+        return {**self._loaded, **{name: layer.state() for name, layer in self._layers.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, float | int | None]]) -> None:
-        if state.keys() != self._layers.keys():
-            odd = sorted(state.keys() ^ self._layers.keys())
+    def load_state_dict(self, state: Mapping[str, LayerState]) -> None:
+        """Goes on where `state_dict` was taken. Protect the model first; products that no module stands for follow."""
+        missing = sorted(self._layers.keys() - state.keys())
+        if missing:
             raise SchemeError(
-                f"the state is of other layers (first difference: {odd[0]}). Protect the same model, then load it."
+                f"the state is of other layers: it has no {missing[0]!r}. Protect the same model, then load it."
             )
         for name, entry in state.items():
-            count, bounds = entry.get("gradients"), (entry.get("input_bound"), entry.get("gradient_bound"))
-            if not isinstance(count, int) or count < 0 or not all(bound is None or 0 < bound < inf for bound in bounds):
-                raise SchemeError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
-        for name, entry in state.items():
-            layer = self._layers[name]
-            layer.gradients = int(entry["gradients"] or 0)
-            layer.input_bound, layer.gradient_bound = entry["input_bound"], entry["gradient_bound"]
+            check_state(name, entry)
+        for name, layer in self._layers.items():
+            layer.restore(state[name])
+        self._loaded = {name: dict(entry) for name, entry in state.items() if name not in self._layers}
 
     # --- one layer call ---------------------------------------------------------------------------------------------
     def forward(
