@@ -6,7 +6,7 @@
     ├── EncodingError      values that cannot be encoded: not finite, or too large for their range
     ├── RandomnessError    a generator that may not be used here: copied, forked, used up, or asked to repeat itself
     ├── ProtectError       a model that cannot be protected, or is not used as a protected model must be
-    ├── FleetError         a fleet that does not fit the scheme, or is closed
+    ├── FleetError         a fleet that does not fit the scheme or is taken, or a fleet or runtime that is closed
     ├── WorkerError        a worker that failed, stopped, or did not keep to the protocol; `worker` is its number
     ├── UsageError         a setting that makes no sense; the message names the remedy
     ├── DataError          data that is missing or malformed

@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-from darknight.accounting import BoundRaised, Failed, Ledger, Masked, Overflow, SentClear, Spent, Traffic, Verified
+from darknight.accounting import (
+    BoundRaised,
+    Failed,
+    Ledger,
+    Masked,
+    Overflow,
+    SentClear,
+    Spent,
+    Traffic,
+    Unchecked,
+    Verified,
+)
 from darknight.types import Pass
 
 
@@ -15,7 +26,7 @@ def ledger():
         Masked(layer="b", what="gradient", examples=8, features=5, nats=1e-2),
         SentClear(layer="a", examples=8),
         Verified(layer="a", kind=Pass.FORWARD, check="parity"),
-        Verified(layer="a", kind=Pass.GRAD_WEIGHT, check="off"),
+        Unchecked(layer="a", kind=Pass.GRAD_WEIGHT),
         Failed(layer="a", kind=Pass.FORWARD, check="parity"),
         Overflow(layer="a", kind=Pass.FORWARD),
         BoundRaised(layer="a", what="input", bound=2.0),
@@ -38,7 +49,7 @@ def test_the_summary_adds_up_and_is_plain_json():
         "overflows": 2,
     }
     assert summary["traffic"] == {"sent_bytes": 200, "received_bytes": 100}
-    assert summary["time"] == {"enclave_seconds": 4.0, "waiting_seconds": 2.0, "worker_seconds": 8.0}
+    assert summary["time"] == {"masking_seconds": 4.0, "waiting_seconds": 2.0, "worker_seconds": 8.0}
 
 
 def test_it_says_what_is_not_covered():
@@ -50,7 +61,22 @@ def test_it_says_what_is_not_covered():
 
 
 def test_in_the_field_shares_leak_nothing():
-    assert "0 nats" in Ledger(exact=True, not_covered=[]).leakage_in_words
+    assert Ledger(exact=True, not_covered=[]).leakage_in_words.startswith("0 nats")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_gradients_in_the_clear_are_in_the_headline(exact):
+    found = Ledger(exact=exact, not_covered=[])
+    found.record(SentClear(layer="a", examples=8))
+    assert "1 batches of gradients in the clear, without any bound" in found.leakage_in_words
+    assert found.leakage_in_words in str(found)
+    assert found.summary()["leakage"]["batches_in_the_clear"] == 1
+
+
+def test_without_workers_there_is_nothing_to_cover():
+    found = Ledger(exact=True, not_covered=["gradients in the clear"], sends=False)
+    assert "nothing was sent" in str(found)
+    assert not found.not_covered
 
 
 def test_an_unknown_event_is_refused():

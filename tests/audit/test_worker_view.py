@@ -27,7 +27,7 @@ def model(digits):
 def test_a_worker_of_the_field_sees_uniform_residues_of_every_image(digits, model):
     scheme = Scheme(inputs=4, colluders=1)
     before = copy.deepcopy(model.state_dict())
-    view = record_worker_view(model, digits.train_x[:403], scheme, worker=1, seed=0)
+    view = record_worker_view(model, digits.train_x[:403], scheme, worker=1)
     assert view.shares.shape == view.images.shape == (400, 1, 8, 8)
     assert view.shares.dtype == torch.int32
     assert {image.numpy().tobytes() for image in view.images} == {
@@ -45,11 +45,11 @@ def test_a_worker_of_the_field_sees_uniform_residues_of_every_image(digits, mode
 def test_shares_and_images_are_paired_rightly(digits, model):
     """Real noise no larger than the data, which hides little: a wrong pairing would leave nothing to find."""
     scheme = Scheme(inputs=3, colluders=1, arithmetic=Real(noise_std=1.0))
-    view = record_worker_view(model, digits.train_x[:600], scheme, worker=2, seed=0)
+    view = record_worker_view(model, digits.train_x[:600], scheme, worker=2)
     assert best_linear_decoder(view.shares, view.images, prime=None, seed=0).correlation > 0.2
 
 
 @pytest.mark.parametrize(("images", "worker"), [(8, 4), (8, -1), (3, 0)])
 def test_a_worker_without_images_of_its_own_is_refused(digits, model, images, worker):
     with pytest.raises(DataError):
-        record_worker_view(model, digits.train_x[:images], Scheme(inputs=4, colluders=1), worker=worker, seed=0)
+        record_worker_view(model, digits.train_x[:images], Scheme(inputs=4, colluders=1), worker=worker)

@@ -32,7 +32,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_half(tmp_path, monkeypatch
     assert (tmp_path / "x.json").read_bytes() == b"old"
 
 
-def test_a_device_that_is_full_is_refused(tmp_path):
+def test_a_device_is_no_folder(tmp_path):
     (tmp_path / "full").symlink_to("/dev/full")
     with pytest.raises(DarKnightError, match="cannot write"):
         OutputFolder(Path(tmp_path / "full"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import prod
 
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 
 from darknight.coding import Field, Real, Scheme, draw_code, field, joined, real, virtual_batches
-from darknight.coding.fixed_point import bits_over, exponent_for, largest_magnitude, rms
+from darknight.coding.fixed_point import exponent_for, largest_magnitude
 from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
 from darknight.ops import BilinearOp
 from darknight.ops import field as field_ops
 from darknight.ops import real as real_ops
 from darknight.randomness import Randomness, rounding_uniforms
+
+_PEAK = 6.0  # peak of a sum over its standard deviation, for independent terms
 
 
 @dataclass(frozen=True)
@@ -129,3 +132,17 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(found.double().flatten(), wanted.double().flatten(), dim=0))
+
+
+def bits_over(left_rms: float, right_rms: float, terms: int, prime: int) -> int:
+    """By how many bits a sum of `terms` products of independent values is expected to exceed the field's range.
+
+    An estimate, which the scale is lowered by beforehand so that retries stay rare. What exceeds the range all the same
+    is noticed by the check in the second field.
+    """
+    peak = _PEAK * left_rms * right_rms * math.sqrt(terms)
+    return max(0, math.ceil(math.log2(peak / (prime // 2)))) if peak else 0
+
+
+def rms(values: Tensor) -> float:
+    return float(values.to(torch.float32).square().mean().sqrt()) if values.numel() else 0.0

@@ -52,7 +52,7 @@ def test_an_unknown_dataset_is_refused_with_the_known_ones():
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'darknight\[demo\]'"):
+    with pytest.raises(DataError, match="pip install scikit-learn"):
         read_dataset("digits", seed=0)
 
 

@@ -69,9 +69,10 @@ def test_workers_forget_everything_when_the_runtime_is_closed():
     from darknight.types import Forget
 
     with dk.local_fleet(SCHEME) as fleet:
+        runtime = dk.Runtime(SCHEME, fleet)
         sent = []
         fleet._send = lambda worker, message: sent.append((worker, message))
-        dk.Runtime(SCHEME, fleet).close()
+        runtime.close()
     assert sent == [(worker, Forget(everything=True)) for worker in range(4)]
 
 
@@ -90,3 +91,8 @@ model(torch.randn(800, 2000))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done.stderr
     assert not done.stderr
+
+
+def test_something_else_than_a_scheme_is_named():
+    with pytest.raises(dk.errors.FleetError, match="a str where a scheme belongs"):
+        dk.local_fleet("field")

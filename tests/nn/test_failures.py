@@ -168,11 +168,15 @@ def test_a_gradient_that_is_not_finite_is_refused_and_no_parameter_moves():
 def test_messages_contain_no_data_values():
     with dk.Runtime(SCHEME, None) as runtime:
         model, _ = prepared(runtime)
-        x = random(4, 5)
+        x = torch.full((4, 5), 4242.5)
         x[1, 1] = float("inf")
         with pytest.raises(EncodingError) as caught:
             model(x)
-    assert "tensor(" not in str(caught.value)
+        with pytest.raises(dk.errors.OpError) as mismatched:
+            model(torch.full((4, 9), 4242.5))
+    for error in (caught.value, mismatched.value):
+        assert "4242" not in str(error)
+        assert "tensor" not in str(error)
 
 
 # --- interruptions --------------------------------------------------------------------------------------------------

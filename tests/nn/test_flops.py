@@ -269,4 +269,4 @@ def test_the_report_prints_a_line_for_each_row_and_the_share(observer):
     report, _ = counted(observer, "transformer", torch.no_grad, calls=1)
     lines = str(report).splitlines()
     assert len(lines) == 1 + len(report.rows) + 1
-    assert lines[-1].endswith("of the forward flops so far were done on masked shares")
+    assert lines[-1].endswith("of the forward products so far were computed on masked shares")

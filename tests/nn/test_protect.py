@@ -263,7 +263,7 @@ def test_bounds_reach_the_layer_they_name():
         model(torch.full((4, 5), 0.5))
         with pytest.raises(EncodingError, match=r"layer 0: the input exceeds its bound 1\b"):
             model(torch.full((4, 5), 2.0))
-        assert runtime.state_dict()["0"]["input_bound"] == 1.0
+        assert runtime.state_dict()["layers"]["0"]["input_bound"] == 1.0
 
 
 def test_the_report_lists_every_module_with_parameters_and_why(runtime):
@@ -284,3 +284,53 @@ def test_an_unsupported_setting_stays_in_the_enclave_with_its_reason(runtime):
     (row,) = report.enclave
     assert row.name == "0"
     assert row.why
+
+
+def test_a_forward_that_came_later_is_not_thrown_away():
+    model = nn.Sequential(nn.Linear(5, 3))
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        dk.protect_(model, runtime)
+        ours = model[0].forward
+        model[0].forward = lambda x: ours(x) * 2
+        with pytest.raises(dk.errors.ProtectError, match="0 got another forward"):
+            dk.unprotect_(model)
+        model[0].forward = ours
+        dk.unprotect_(model)
+    with pytest.raises(dk.errors.ProtectError, match="a int where"):
+        dk.unprotect_(3)
+
+
+def test_where_is_asked_once_for_each_layer_and_owner_of_a_matrix():
+    asked = []
+
+    def where(name, module):
+        asked.append(name)
+        return module.weight.shape[0] > 3  # would fail for modules without a weight
+
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2)))
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        report = dk.protect_(model, runtime, where=where)
+        model(torch.randn(4, 5))
+    assert asked == ["0", "3.0"]
+    assert [(row.name, row.where, row.calls) for row in report.rows if row.kind == "Linear"] == [
+        ("0", "masked", 1),
+        ("3.0", "enclave", 1),
+    ]
+
+
+def test_a_recurrent_layer_has_one_row():
+    model = nn.LSTM(5, 3)
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        report = dk.protect_(model, runtime)
+        model(torch.randn(4, 2, 5))
+    ((name, kind, calls),) = [(row.name, row.kind, row.calls) for row in report.rows]
+    assert (name, kind, calls) == ("", "LSTM", 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_modules_are_said_to_be_uncounted():
+    model = nn.Sequential(nn.Linear(5, 4), torch.jit.script(nn.Linear(4, 400)))
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        report = dk.protect_(model, runtime)
+        model(torch.randn(4, 5))
+    assert str(report).endswith("; 1 scripted modules are not counted")

@@ -151,7 +151,7 @@ def test_a_parametrisation_that_is_not_torchs_own_stays_in_the_enclave():
         report = dk.protect_(model, runtime)
         model(x)
         assert not sent_weights(runtime)
-    assert any("not a parameter" in row.why and row.calls for row in report.enclave)
+    assert any("its weight is computed" in row.why and row.calls for row in report.enclave)
 
 
 def test_torch_func_transforms_stay_in_the_enclave():
@@ -330,7 +330,8 @@ def test_parameters_in_one_storage_are_told_apart():
         report = dk.protect_(model, runtime, where=lambda name, module: name != "2")
         model(random(4, 5))
         assert sent_weights(runtime) == {"0"}
-    assert [(row.name, row.kind) for row in report.enclave if row.calls] == [("2", "linear")]
+    assert [(row.name, row.kind, row.why) for row in report.enclave] == [("2", "Linear", "excluded by where")]
+    assert [row.calls for row in report.enclave] == [1]
 
 
 def test_a_layer_that_stays_home_keeps_its_tied_weight_from_its_own_products():

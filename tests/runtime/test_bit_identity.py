@@ -71,8 +71,8 @@ def forced(monkeypatch, excess: int) -> None:
     """Scales that are 2^excess times too large: results fill the field's range, and then some."""
 
     def too_large(estimate):
-        def exponent(arithmetic, op, values, *rest):
-            fitting = estimate(arithmetic, op, values, *rest)
+        def exponent(*arguments, **options):
+            fitting = estimate(*arguments, **options)
             # As large as the range allows for this layer's real results, and then `excess` bits more.
             return fitting + 8 + excess
 
@@ -190,12 +190,31 @@ def test_the_state_of_products_that_no_module_stands_for_waits_for_their_first_c
 
     first, state = gradients(None)
     second, later = gradients(state)
-    assert (state["matrix"]["gradients"], later["matrix"]["gradients"]) == (1, 2)
+    assert [found["layers"]["matrix"]["gradients"] for found in (state, later)] == [1, 2]
     assert not torch.equal(first, second)  # the rounding went on
 
 
 def test_the_state_of_another_model_is_refused():
     with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
         dk.protect_(network(), runtime)
-        with pytest.raises(dk.errors.SchemeError, match="other layers"):
-            runtime.load_state_dict({"elsewhere": {}})
+        with pytest.raises(dk.errors.UsageError, match="other layers"):
+            runtime.load_state_dict({"seed": 0, "layers": {"elsewhere": {}}})
+        with pytest.raises(dk.errors.UsageError, match="of seed 1"):
+            runtime.load_state_dict({**runtime.state_dict(), "seed": 1})
+        with pytest.raises(dk.errors.UsageError, match="no state"):
+            runtime.load_state_dict({"0": {}})
+
+
+def test_a_model_that_is_protected_again_begins_again():
+    """Names are free when a model is unprotected: the second training is the first one, bit for bit."""
+    scheme = dk.Scheme(inputs=4, colluders=1)
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        found = []
+        for _ in range(2):
+            model = network()
+            dk.protect_(model, runtime)
+            found.append(train(model))
+            assert set(runtime.state_dict()["layers"]) == {"0", "2", "6"}
+            dk.unprotect_(model)
+            assert not runtime.state_dict()["layers"]
+    assert torch.equal(*found)

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import darknight as dk
 from darknight.fleet import Fleet
@@ -159,6 +160,16 @@ def test_an_answer_of_another_form_names_the_worker(lie, complaint):
         with pytest.raises(dk.errors.WorkerError, match=f"worker 2.*{complaint}") as caught:
             step(model)
         assert caught.value.worker == 2
+
+
+def test_a_recomputed_input_that_differs_is_named_as_a_possible_cause():
+    """Dropout that is drawn anew when torch recomputes: plain torch gives wrong gradients, without a word."""
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(20, 3))
+    with dk.local_fleet(FIELD) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        dk.protect_(model, runtime)
+        y = checkpoint(model, torch.randn(6, 20).requires_grad_(), use_reentrant=False, preserve_rng_state=False)
+        with pytest.raises(dk.errors.IntegrityError, match="preserve_rng_state=True"):
+            y.sum().backward()
 
 
 def test_a_worker_that_cannot_compute_says_so():

@@ -40,7 +40,7 @@ def test_an_undeclared_bound_is_a_power_of_two_and_grows_with_what_comes():
     with fleet, runtime, torch.no_grad():
         for largest, bound in ((0.7, 1.0), (0.3, 1.0), (3.0, 4.0), (100.0, 128.0), (1.0, 128.0)):
             model(torch.full((4, 6), largest))
-            assert runtime.state_dict()["0"]["input_bound"] == bound
+            assert runtime.state_dict()["layers"]["0"]["input_bound"] == bound
         assert [event.bound for event in runtime.ledger.bounds_raised] == [1.0, 4.0, 128.0]
 
 
@@ -89,21 +89,34 @@ def test_alone_sends_nothing_and_counts_nothing():
         assert runtime.ledger.sent_bytes == runtime.ledger.maskings == 0
 
 
-@pytest.mark.parametrize("scheme", [REAL, dk.Scheme.paper()], ids=["float64", "paper"])
-@pytest.mark.parametrize(("weight", "value"), [(1e307, 1.0), (1e34, 1.0), (1.0, 1e308), (1.0, 1e30)])
-def test_what_leaves_the_range_of_floats_is_refused_and_nobody_is_blamed(scheme, weight, value):
+PAPER = dk.Scheme.paper()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "weight", "value", "fits"),
+    [
+        (REAL, 1e34, 1.0, True),
+        (REAL, 1e307, 1.0, False),
+        (REAL, 1.0, 1e25, True),
+        (REAL, 1.0, 1e30, False),
+        (REAL, 1.0, 1e308, False),
+        (PAPER, 1e30, 1.0, True),
+        (PAPER, 1e34, 1.0, False),
+        (PAPER, 1e39, 1.0, False),
+        (PAPER, 1.0, 1e30, False),
+    ],
+)
+def test_what_leaves_the_range_of_floats_is_refused_and_nobody_is_blamed(scheme, weight, value, fits):
     model = nn.Linear(6, 4, bias=False).double()
     nn.init.constant_(model.weight, weight)
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime, torch.no_grad():
         dk.protect_(model, runtime)
         x = torch.full((4, 6), value, dtype=torch.float64)
-        try:
-            found = model(x)
-        except dk.errors.EncodingError:
-            assert weight * value > 1e25
+        if not fits:
+            with pytest.raises(dk.errors.EncodingError, match="layer"):
+                model(x)
         else:
-            assert scheme is REAL
-            torch.testing.assert_close(found, torch.full_like(found, 6 * weight * value), rtol=1e-6, atol=0)
+            torch.testing.assert_close(model(x), torch.full((4, 4), 6 * weight * value).double(), rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e39, 1e307])
@@ -115,3 +128,10 @@ def test_so_are_gradients(scale):
         y = model(torch.ones(4, 6, dtype=torch.float64))
         with pytest.raises(dk.errors.EncodingError, match="layer"):
             y.backward(torch.full_like(y, scale))
+
+
+def test_strict_bounds_hold_declared_inputs_and_nothing_else():
+    fleet, runtime, model = layer(REAL, strict_bounds=True)
+    with fleet, runtime:
+        for scale in (1.0, 10.0, 100.0):  # neither this input's bound nor its gradient's was declared
+            (model(torch.full((4, 6), scale)).sum() * scale).backward()

@@ -32,7 +32,7 @@ def test_one_operator_may_not_hold_more_shares_than_colluders():
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, 2**63, "0"])
 def test_a_seed_is_a_whole_number(seed):
-    with pytest.raises(dk.errors.SchemeError, match="seed"):
+    with pytest.raises(dk.errors.UsageError, match="seed"):
         dk.Runtime(SCHEME, None, seed=seed)
 
 
@@ -52,6 +52,25 @@ def test_an_inference_scheme_needs_fewer_workers_and_refuses_to_train():
             model(torch.randn(4, 3))
         with pytest.raises(dk.errors.SchemeError, match="inference alone"):
             model(torch.randn(4, 3))
+
+
+def test_alone_an_inference_scheme_refuses_to_train_as_well():
+    with dk.Runtime(SCHEME.for_inference(), None) as runtime:
+        model = nn.Linear(3, 2)
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.SchemeError, match="inference alone"):
+            model(torch.randn(4, 3))
+
+
+def test_what_is_closed_is_refused_at_the_door():
+    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+        pass
+    with pytest.raises(dk.errors.FleetError, match="closed"):
+        dk.Runtime(SCHEME, fleet)
+    with pytest.raises(dk.errors.ProtectError, match="closed"):
+        dk.protect_(nn.Linear(3, 2), runtime)
+    assert "closed" in repr(fleet)
+    assert "closed" in repr(runtime)
 
 
 def test_a_closed_runtime_says_what_to_do():
@@ -81,7 +100,7 @@ def test_more_workers_than_needed_stand_idle():
 
 
 def test_after_a_batch_of_one_the_warning_comes_once():
-    with dk.Runtime(SCHEME, None) as runtime:
+    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         model = nn.Linear(3, 2)
         dk.protect_(model, runtime)
         with pytest.warns(dk.errors.PrivacyWarning, match="batch of one"):
@@ -98,14 +117,14 @@ def test_a_runtime_is_not_pickled():
 
 
 @pytest.mark.parametrize(
-    "damage", [{"input_bound": -1.0}, {"gradients": -1}, {"gradients": None}, {"input_bound": 0.0}]
+    "damage", [{"input_bound": -1.0}, {"gradients": -1}, {"gradients": None}, {"input_bound": "1"}]
 )
 def test_a_damaged_state_is_refused(damage):
     with dk.Runtime(SCHEME, None) as runtime:
         dk.protect_(nn.Sequential(nn.Linear(3, 2)), runtime)
         state = runtime.state_dict()
-        with pytest.raises(dk.errors.SchemeError, match="damaged"):
-            runtime.load_state_dict({"0": {**state["0"], **damage}})
+        with pytest.raises(dk.errors.UsageError, match="damaged"):
+            runtime.load_state_dict({**state, "layers": {"0": {**state["layers"]["0"], **damage}}})
 
 
 def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on():
@@ -123,3 +142,31 @@ def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on():
 
         fleet.dispatch = interrupted
         assert torch.equal(model(x), expected)
+
+
+def test_the_ledger_counts_the_bytes_that_workers_saw():
+    with dk.local_fleet(SCHEME, record=True) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        dk.protect_(model, runtime)
+        for _ in range(2):
+            model(torch.randn(5, 3)).square().sum().backward()
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+        seen = [record for worker in range(fleet.workers) for record in fleet.transcript(worker)]
+        replies = sum(record.tensor.nbytes for record in seen if record.kind.endswith("reply"))
+        assert runtime.ledger.received_bytes == replies > 0
+        assert runtime.ledger.sent_bytes == sum(record.tensor.nbytes for record in seen) - replies
+
+
+def test_a_worker_that_does_not_answer_is_named_and_its_time_is_waiting_time(monkeypatch):
+    monkeypatch.setattr("darknight.fleet.fleet.PATIENCE", 0.2)
+    fleet = idle_fleet(["a", "b", "c", "d"])  # nobody sits at the other end
+    with fleet, dk.Runtime(SCHEME, fleet) as runtime, torch.no_grad():
+        model = nn.Linear(3, 2)
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.WorkerError, match="worker 0 did not answer") as caught:
+            model(torch.randn(4, 3))
+        assert caught.value.worker == 0
+        assert runtime.ledger.waiting_seconds >= 0.2
+        assert runtime.ledger.layer_seconds - runtime.ledger.waiting_seconds < 0.2
+        assert runtime.ledger.sent_bytes > 0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from darknight.data import Dataset, read_dataset
-from darknight.errors import UsageError
+from darknight.errors import DarKnightError, UsageError
 from darknight.models import build_model
 from darknight.train import evaluate, fit
 
@@ -184,5 +184,5 @@ def test_settings_that_make_no_sense_are_refused_before_anything_changes(change,
 
 
 def test_a_training_that_diverges_says_so():
-    with pytest.raises(UsageError, match="Lower the learning rate"):
+    with pytest.raises(DarKnightError, match="Lower the learning rate"):
         fit(model_for(toy(), "mlp"), toy(), **settings(learning_rate=1e30, epochs=20))

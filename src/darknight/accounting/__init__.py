@@ -1,4 +1,4 @@
-"""How much leaks, in nats: the paper's theorems as written, and the bounds that hold."""
+"""What leaks, in nats (the paper's theorems as written, and the bounds that hold), and the ledger of what happened."""
 
 from darknight.accounting.events import (
     BoundRaised,
@@ -9,6 +9,7 @@ from darknight.accounting.events import (
     SentClear,
     Spent,
     Traffic,
+    Unchecked,
     Verified,
 )
 from darknight.accounting.leakage import Dependence, coalition_bound, gaussian_information, worst_coalition
@@ -26,6 +27,7 @@ __all__ = [
     "SentClear",
     "Spent",
     "Traffic",
+    "Unchecked",
     "Verified",
     "coalition_bound",
     "entropy",

@@ -28,11 +28,19 @@ class SentClear:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A result passed a check ("freivalds" or "parity"), or came back unchecked ("off")."""
+    """A result passed a check: "freivalds" or "parity"."""
 
     layer: str
     kind: Pass
     check: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unchecked:
+    """A result was used that nothing checked, because the scheme says so."""
+
+    layer: str
+    kind: Pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +62,7 @@ class Overflow:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundRaised:
-    """Values exceeded the layer's bound, which grew from this call on. The new bound shows in the noise."""
+    """The layer's bound was set by its first values, or grew with larger ones. It shows in the noise."""
 
     layer: str
     what: str
@@ -71,11 +79,12 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Seconds of one layer call: all of it, waiting for workers, and what workers say they computed, together."""
+    """Wall seconds of one layer call: all of it, and of that until workers had answered; and what workers say that they
+    computed, added up."""
 
     total: float
     waiting: float
     workers: float
 
 
-Event = Masked | SentClear | Verified | Failed | Overflow | BoundRaised | Traffic | Spent
+Event = Masked | SentClear | Verified | Unchecked | Failed | Overflow | BoundRaised | Traffic | Spent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ from darknight.accounting.events import (
     SentClear,
     Spent,
     Traffic,
+    Unchecked,
     Verified,
 )
 from darknight.types import Pass
@@ -29,12 +29,13 @@ VISIBLE_ANYWAY = (
 class Ledger:
     """Adds up events. An event that it does not know raises TypeError: nothing goes uncounted.
 
-    Leakage is counted for an example that was in every batch: bounds add over layers, passes and steps. Gradients in
-    the clear are not a number of nats but a caveat.
+    exact: shares leak nothing (Field). sends: there are workers. Leakage is counted for an example that was in every
+    batch: bounds add over layers, passes and steps. For gradients in the clear there is no bound, only their number.
     """
 
-    def __init__(self, *, exact: bool, not_covered: Sequence[str]) -> None:
+    def __init__(self, *, exact: bool, not_covered: Sequence[str], sends: bool = True) -> None:
         self._exact = exact
+        self._sends = sends
         self._not_covered = tuple(not_covered)
         self.nats_per_example = 0.0
         self.maskings = 0
@@ -53,6 +54,7 @@ class Ledger:
             Masked: self._masked,
             SentClear: self._sent_clear,
             Verified: self._verified,
+            Unchecked: self._unchecked,
             Failed: self.failed.append,
             Overflow: self._overflow,
             BoundRaised: self.bounds_raised.append,
@@ -68,25 +70,36 @@ class Ledger:
 
     @property
     def leakage_in_words(self) -> str:
+        if not self._sends:
+            return "nothing was sent: there are no workers"
         if self._exact:
-            return "0 nats from the shares of any M workers (exact arithmetic in a finite field)"
-        if math.isinf(self.nats_per_example):
-            return "no bound holds"
-        return (
-            f"at most {self.nats_per_example:.3g} nats to any M workers about an example that was in every batch "
-            f"({self.maskings} maskings)"
-        )
+            words = "0 nats from the shares of any M workers (exact arithmetic in a finite field)"
+        else:
+            words = (
+                f"at most {self.nats_per_example:.3g} nats to any M workers about an example that was in every batch "
+                f"({self.maskings} maskings)"
+            )
+        if self.sent_clear:
+            clear = f"{self.sent_clear:,} batches of gradients in the clear, without any bound"
+            return f"from masked shares {words}; and {clear}"
+        return words
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the bound does not speak of: the scheme's own caveats, and what is visible with any scheme."""
+        if not self._sends:
+            return ()
         bounds = () if self._exact else ("the bounds of inputs and gradients, which follow the largest value seen",)
         return (*self._not_covered, *bounds, *VISIBLE_ANYWAY)
 
     def summary(self) -> dict[str, object]:
         """Everything as nested dictionaries of plain numbers and words."""
         return {
-            "leakage": {"nats_per_example": self.nats_per_example, "words": self.leakage_in_words},
+            "leakage": {
+                "nats_per_example": self.nats_per_example,
+                "batches_in_the_clear": self.sent_clear,
+                "words": self.leakage_in_words,
+            },
             "not_covered": list(self.not_covered),
             "integrity": {
                 "passed": {kind.value: self.passed[kind] for kind in Pass},
@@ -97,7 +110,7 @@ class Ledger:
             "bounds_raised": len(self.bounds_raised),
             "traffic": {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes},
             "time": {
-                "enclave_seconds": self.layer_seconds - self.waiting_seconds,
+                "masking_seconds": self.layer_seconds - self.waiting_seconds,
                 "waiting_seconds": self.waiting_seconds,
                 "worker_seconds": self.worker_seconds,
             },
@@ -106,14 +119,19 @@ class Ledger:
     def __str__(self) -> str:
         checks = ", ".join(f"{kind.value} {self.passed[kind]:,}" for kind in Pass)
         unchecked = f", {self.unchecked.total():,} results unchecked" if self.unchecked.total() else ""
+        repeated = ", ".join(f"{layer} {count:,}" for layer, count in self.overflows.most_common(5))
+        changes = (
+            f"overflows    {self.overflows.total():,} passes repeated at a smaller scale{repeated and f' ({repeated})'}"
+            if self._exact
+            else f"bounds       set or raised {len(self.bounds_raised):,} times"
+        )
         lines = [
             f"leakage      {self.leakage_in_words}",
             *(f"not covered  {line}" for line in self.not_covered),
             f"integrity    {checks} checks passed, {len(self.failed)} failed{unchecked}",
-            f"overflows    {self.overflows.total():,} passes repeated at a smaller scale",
-            f"bounds       raised {len(self.bounds_raised):,} times",
+            changes,
             f"traffic      {_megabytes(self.sent_bytes)} sent, {_megabytes(self.received_bytes)} received",
-            f"time         {self.layer_seconds - self.waiting_seconds:.1f} s masking, unmasking and checking, "
+            f"wall time    {self.layer_seconds - self.waiting_seconds:.1f} s masking, unmasking and checking, "
             f"{self.waiting_seconds:.1f} s waiting for workers ({self.worker_seconds:.1f} s of computing)",
         ]
         return "\n".join(lines)
@@ -126,7 +144,10 @@ class Ledger:
         self.sent_clear += 1
 
     def _verified(self, event: Verified) -> None:
-        (self.unchecked if event.check == "off" else self.passed)[event.kind] += 1
+        self.passed[event.kind] += 1
+
+    def _unchecked(self, event: Unchecked) -> None:
+        self.unchecked[event.kind] += 1
 
     def _overflow(self, event: Overflow) -> None:
         self.overflows[event.layer] += 1

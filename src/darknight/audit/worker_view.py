@@ -16,7 +16,10 @@ from darknight.runtime import Runtime
 
 @dataclass(frozen=True, eq=False)
 class WorkerView:
-    """The shares of the first layer that `worker` received, and for each the image that it carries."""
+    """The shares of the first layer that `worker` received, and for each an image that went into it.
+
+    With the systematic code it is the only one; a share of the dense code mixes `inputs` images.
+    """
 
     worker: int
     layer: str
@@ -24,7 +27,7 @@ class WorkerView:
     images: Tensor
 
 
-def record_worker_view(model: nn.Module, images: Tensor, scheme: Scheme, *, worker: int, seed: int) -> WorkerView:
+def record_worker_view(model: nn.Module, images: Tensor, scheme: Scheme, *, worker: int) -> WorkerView:
     """Send images through `model` on a recording fleet of this machine and return what `worker` saw of them.
 
     Every image is carried once by `worker`: there are `scheme.inputs` passes, each with the images moved on by one
@@ -39,7 +42,7 @@ def record_worker_view(model: nn.Module, images: Tensor, scheme: Scheme, *, work
     carried = [images.roll(-turn, dims=0)[worker::inputs] for turn in range(inputs)]
     shares: list[Tensor] = []
     was_training = model.training
-    with local_fleet(scheme, record=True) as fleet, Runtime(scheme, fleet, seed=seed) as runtime:
+    with local_fleet(scheme, record=True) as fleet, Runtime(scheme, fleet) as runtime:
         protect_(model, runtime)
         try:
             model.eval()

@@ -55,7 +55,7 @@ def train(
     spares: Annotated[int | None, _option(_MASKING, "E, redundant workers.  [default: 0]")] = None,
     arithmetic: Annotated[
         Arithmetic,
-        _option(_MASKING, "field: exact, nothing leaks. real: floats, a bounded leak. paper: as published."),
+        _option(_MASKING, "field: exact, shares say nothing. real: floats, a bounded leak. paper: as published."),
     ] = Arithmetic.FIELD,
     noise_std: Annotated[float | None, _option(_MASKING, "Of real arithmetic, in times the largest input.")] = None,
     mixing: Annotated[str | None, _option(_MASKING, "systematic or dense.  [default: systematic]")] = None,

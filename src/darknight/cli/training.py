@@ -122,9 +122,9 @@ def _train_on_shares(
 
 
 def _picture(model: nn.Module, data: Dataset, settings: Settings) -> tuple[bytes, dict[str, Any]]:
-    """Training images once more through a fleet that records, and the best that one worker can make of its shares."""
+    """Training images once more through a fleet that records, and what a linear decoder makes of a worker's shares."""
     scheme = settings.scheme
-    view = record_worker_view(model, data.train_x, scheme, worker=_WATCHED, seed=settings.seed)
+    view = record_worker_view(model, data.train_x, scheme, worker=_WATCHED)
     prime = scheme.arithmetic.prime if isinstance(scheme.arithmetic, Field) else None
     rebuilt = best_linear_decoder(view.shares, view.images, prime=prime, seed=settings.seed)
     shown = rebuilt.examples[:_COLUMNS]

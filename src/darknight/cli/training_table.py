@@ -33,11 +33,11 @@ def training_table(summary: dict[str, Any]) -> Table:
     row("accuracy, clear", f"{clear['accuracy']:.3f}" if clear else "not trained (--no-clear)", section=True)
     row("leakage", private["leakage"]["words"])
     view = summary["view"]
-    row("worker's best guess", f"correlation {view['correlation']:z.2f} with the images (1: a copy)")
+    row("picture", f"a linear decoder on a worker's input shares: correlation {view['correlation']:z.2f} (1: a copy)")
     row("not covered", "\n".join(f"- {caveat}" for caveat in private["not_covered"]) or "-", section=True)
     row("integrity", _integrity_words(private["integrity"]))
     row("work on shares", _work_words(private["layers"]), section=True)
-    row("time", _time_words(time, clear))
+    row("wall time", _time_words(time, clear))
     row("  in the enclave", f"{time['enclave_seconds']:.1f} s")
     row("  workers", f"{time['waiting_seconds']:.1f} s waited for, {time['worker_seconds']:.1f} s of work")
     row("bytes", f"{_bytes(traffic['sent_bytes'])} sent, {_bytes(traffic['received_bytes'])} received", section=True)
@@ -55,9 +55,9 @@ def _integrity_words(integrity: dict[str, Any]) -> str:
 
 
 def _work_words(layers: list[dict[str, Any]]) -> str:
-    total = sum(layer["flops"] for layer in layers)
-    masked = sum(layer["flops"] for layer in layers if layer["where"] == "masked")
-    return f"{masked / total:.1%} of forward convolution and matrix flops" if total else "none"
+    total = sum(layer["flops"] or 0 for layer in layers)
+    masked = sum(layer["flops"] or 0 for layer in layers if layer["where"] == "masked")
+    return f"{masked / total:.1%} of the products of forward passes" if total else "none"
 
 
 def _time_words(time: dict[str, float], clear: dict[str, Any] | None) -> str:

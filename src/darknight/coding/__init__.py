@@ -4,7 +4,7 @@ Pure functions; no I/O, clock, logging or global randomness. README.md maps word
 """
 
 from darknight.coding.arithmetic import PRIME_25, PRIME_28, WITNESS, Field, Real
-from darknight.coding.batches import joined, virtual_batches
+from darknight.coding.batches import group_count, joined, virtual_batches
 from darknight.coding.code import Code, Mixing, decoder
 from darknight.coding.draw import draw_code
 from darknight.coding.scheme import Scheme
@@ -20,6 +20,7 @@ __all__ = [
     "Scheme",
     "decoder",
     "draw_code",
+    "group_count",
     "joined",
     "virtual_batches",
 ]

@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 
 
+def group_count(examples: int, inputs: int) -> int:
+    """G = ceil(B / K)."""
+    return -(-examples // inputs)
+
+
 def virtual_batches(batch: Tensor, inputs: int) -> Tensor:
     """(example, ...) -> (group, input, ...). Padding rows are zeros and are masked like the rest."""
     examples = batch.shape[0]
-    groups = -(-examples // inputs)
+    groups = group_count(examples, inputs)
     missing = groups * inputs - examples
     if missing:
         batch = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])])

@@ -33,7 +33,7 @@ from darknight.errors import EncodingError
 from darknight.kernels import combine_grid
 from darknight.randomness import Stream, grid_gaussian, uniform_below
 
-_TAIL = 8.6  # no Gaussian of ours is larger
+TAIL = 8.6  # no Gaussian of ours is larger
 _FINEST = 40
 _BOUNDS = 90  # exponents of a bound that leave room for the noise in float32
 
@@ -52,7 +52,7 @@ def grid_for(mixing: Mixing, arithmetic: Real, bound: float) -> Grid:
     """The finest useful grid on which every share is an exact int64."""
     if not 2.0**-_BOUNDS <= bound <= 2.0**_BOUNDS:
         raise EncodingError(f"an input bound of {bound:g}; needs a number between 2^-{_BOUNDS} and 2^{_BOUNDS}.")
-    noise = mixing.unit * (_TAIL * arithmetic.noise_std + abs(arithmetic.noise_mean))
+    noise = mixing.unit * (TAIL * arithmetic.noise_std + abs(arithmetic.noise_mean))
     largest = max(
         sum(abs(float(value)) for value in data) + noise * sum(map(abs, row))
         for data, row in zip(mixing.data, mixing.noise, strict=True)

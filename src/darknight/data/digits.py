@@ -16,7 +16,7 @@ def read_digits(seed: int) -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            "the digits come with scikit-learn, which is not installed. Run: pip install 'darknight[demo]'"
+            "the digits come with scikit-learn, which is not installed. Run: pip install scikit-learn"
         ) from error
     images, target = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)

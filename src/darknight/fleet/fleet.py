@@ -50,6 +50,13 @@ class Fleet:
     def workers(self) -> int:
         return len(self._links)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __repr__(self) -> str:
+        return f"<Fleet: {self.workers} workers{', closed' if self._closed else ''}>"
+
     def post(self, message: Message, workers: Sequence[int]) -> None:
         """Sends a message that has no answer."""
         for worker in workers:
@@ -78,17 +85,21 @@ class Fleet:
         if current is not None and current is not runtime:
             raise FleetError("this fleet works for another runtime. Close that one first, or start a fleet of its own.")
         self._runtime = weakref.ref(runtime)
+        self._forget_everything()  # of a runtime that was dropped without being closed
 
     def detach(self) -> None:
         """The runtime is done: workers forget everything that it sent them."""
         self._runtime = None
         if not self._closed:
-            for worker in range(self.workers):
-                with suppress(WorkerError):  # one that is gone remembers nothing
-                    self._send(worker, Forget(everything=True))
+            self._forget_everything()
+
+    def _forget_everything(self) -> None:
+        for worker in range(self.workers):
+            with suppress(WorkerError):  # one that is gone remembers nothing
+                self._send(worker, Forget(everything=True))
 
     def transcript(self, worker: int) -> list[Record]:
-        """Everything that `worker` received and sent so far, as it was on the wire."""
+        """Every tensor that `worker` received and sent so far, as it was on the wire."""
         if self._transcripts is None:
             raise FleetError("this fleet keeps no transcripts. Start it with local_fleet(scheme, record=True).")
         if not 0 <= worker < self.workers:
@@ -126,7 +137,7 @@ class Fleet:
 
     @staticmethod
     def _gone(worker: int) -> WorkerError:
-        return WorkerError(f"worker {worker} stopped. Start it again, and repeat the step.", worker=worker)
+        return WorkerError(f"worker {worker} stopped. Close the fleet, start another, repeat the step.", worker=worker)
 
     @staticmethod
     def _checked(worker: int, answer: Answer, expected: Expected) -> Answer:

@@ -6,6 +6,7 @@ import threading
 import weakref
 
 from darknight.coding.scheme import Scheme
+from darknight.errors import FleetError
 from darknight.fleet.fleet import Fleet
 from darknight.wire import Transcript, in_process
 from darknight.worker import Executor, serve
@@ -18,6 +19,8 @@ def local_fleet(scheme: Scheme, *, record: bool = False) -> Fleet:
 
     Assumes: that you only try things out. All shares are in one hand here, and with all shares nothing is hidden.
     """
+    if not isinstance(scheme, Scheme):
+        raise FleetError(f"a {type(scheme).__name__} where a scheme belongs. Use dk.Scheme(inputs=4, colluders=1).")
     turn = threading.Lock()  # torch uses every core for each worker, so they compute in turn
     links, threads = [], []
     transcripts = [Transcript() for _ in range(scheme.workers)] if record else None

@@ -12,7 +12,7 @@ _SMALLEST = 4  # two poolings halve it twice
 class SmallCNN(nn.Module):
     """Three 3x3 convolutions with batch norm and ReLU, two max poolings, a linear head.
 
-    0.7 million multiplications for an 8x8 image of one channel, nearly all of them in the three convolutions.
+    0.6 million multiplications for an 8x8 image of one channel, nearly all of them in the three convolutions.
     """
 
     def __init__(self, shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10) -> None:

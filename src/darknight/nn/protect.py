@@ -20,10 +20,12 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from darknight.errors import OpError, ProtectError
 from darknight.nn.modules import kind_of, op_of
-from darknight.nn.public import Where, public_weight
+from darknight.nn.public import public_weight
 from darknight.nn.report import ENCLAVE, MASKED, Report, Row
 from darknight.nn.watch import Protection
 from darknight.runtime import Runtime
+
+Where = Callable[[str, nn.Module], bool]
 
 _MARK = "_darknight"
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
@@ -31,10 +33,11 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalRe
 
 @dataclass
 class _Binding:
-    """What a protected module remembers: its path, and the forward that its instance had before, if any."""
+    """What a protected module remembers: its path, its forward, and the one that its instance had before, if any."""
 
     protection: Protection
     path: str
+    forward: Callable[..., Any]
     previous: Callable[..., Any] | None
 
 
@@ -47,8 +50,9 @@ def protect_(
 ) -> Report:
     """Protects `model` in place and returns the report of what is masked, and what stays in the enclave and why.
 
-    where: `where(name, module) -> bool` selects the layers; all by default. bounds: `{name: C1}` declares the largest
-    magnitude of a layer's input, for Real arithmetic.
+    where: `where(name, module) -> bool` selects the layers, and the owners of matrices that other code multiplies with;
+    all by default. It is asked now, once for each. bounds: `{name: C1}` declares the largest magnitude of a layer's
+    input, for Real arithmetic; a field has no use for it.
 
     Guarantees: state_dict keys, parameter objects, isinstance, hooks and flags stay as they are; a failing call leaves
         the model as it was; no product whose weight is not a parameter of the model is ever sent (contract tests:
@@ -62,19 +66,24 @@ def protect_(
         raise ProtectError(f"a {type(runtime).__name__} where a dk.Runtime belongs.")
     if where is not None and not callable(where):
         raise ProtectError("where must be a function of a layer's name and module that says True or False.")
+    if runtime.closed:
+        raise ProtectError("the runtime is closed. Make another one.")
     modules = _modules(model)
     _refuse(modules)
-    plan = {path: _plan(path, module, where) for path, module in modules.items()}
+    home = frozenset(
+        path for path, module in modules.items() if where and _has_matrix(module) and not where(path, module)
+    )
+    plan = {path: _plan(path, module, path in home) for path, module in modules.items()}
     declared = _checked_bounds(bounds or {}, plan)
     report = Report([row for row in plan.values() if row is not None])
-    protection = Protection(runtime, report, where, declared)
+    protection = Protection(runtime, report, home, declared)
     for path, module in modules.items():
         row = plan[path]
         masked = row is not None and row.where == MASKED
         forward = type(module).forward if "forward" not in vars(module) else vars(module)["forward"]
         if masked:
             protection.layer(path)
-            _bind(protection, path, module, _masked_forward(module, forward))
+            _bind(protection, path, module, _masked_forward(forward))
         elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
             _bind(protection, path, module, _watched_forward(forward))
     return report
@@ -82,11 +91,18 @@ def protect_(
 
 def unprotect_(model: nn.Module) -> None:
     """Makes `model` an ordinary model again. Its weights are what training made of them."""
-    bound = [module for module in model.modules() if _MARK in vars(module)]
+    if not isinstance(model, nn.Module):
+        raise ProtectError(f"a {type(model).__name__} where a torch.nn.Module belongs.")
+    bound = {path: module for path, module in model.named_modules() if _MARK in vars(module)}
     if not bound:
         raise ProtectError("this model is not protected.")
-    for module in bound:
+    for path, module in bound.items():
+        if vars(module).get("forward") is not vars(module)[_MARK].forward:
+            name = path or type(module).__name__
+            raise ProtectError(f"{name} got another forward after it was protected. Put that back first.")
+    for module in bound.values():
         binding = vars(module).pop(_MARK)
+        binding.protection.release()
         del vars(module)["forward"]
         if binding.previous is not None:
             vars(module)["forward"] = binding.previous
@@ -120,25 +136,31 @@ def _refuse(modules: Mapping[str, nn.Module]) -> None:
                 )
 
 
-def _plan(path: str, module: nn.Module, where: Where | None) -> Row | None:
+def _has_matrix(module: nn.Module) -> bool:
+    return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or kind_of(module) is not None
+
+
+def _plan(path: str, module: nn.Module, excluded: bool) -> Row | None:
     """The module's row in the report; None for what has no parameters of its own."""
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
-        return Row(path, kind, ENCLAVE, "scripted: what it computes cannot be seen")
+        return Row(path, kind, ENCLAVE, "scripted: what it computes cannot be seen", flops=None)
     if kind_of(module) is not None:
-        if where is not None and not where(path, module):
-            return Row(path, kind, ENCLAVE, "excluded by where")
+        if excluded:
+            return Row(path, kind, ENCLAVE, "excluded by where", whole=True)
         try:
             op_of(module)
         except OpError as error:
-            return Row(path, kind, ENCLAVE, str(error))
+            return Row(path, kind, ENCLAVE, str(error), whole=True)
         if public_weight(module) is None:
-            return Row(path, kind, ENCLAVE, "its weight is computed, and not by torch's own parametrisations")
+            return Row(
+                path, kind, ENCLAVE, "its weight is computed, and not by torch's own parametrisations", whole=True
+            )
         return Row(path, kind, MASKED, "")
     if not any(True for _ in module.parameters(recurse=False)):
         return None
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        return Row(path, kind, ENCLAVE, "its products are fused with its non-linear functions")
+        return Row(path, kind, ENCLAVE, "its products are fused with its non-linear functions", whole=True)
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return Row(path, kind, ENCLAVE, "a table lookup")
     if isinstance(module, _NORMS):
@@ -171,15 +193,16 @@ def _checked_bounds(bounds: Mapping[str, float], plan: Mapping[str, Row | None])
 
 # --- forwards -------------------------------------------------------------------------------------------------------
 def _bind(protection: Protection, path: str, module: nn.Module, forward: Callable[..., Any]) -> None:
-    vars(module)[_MARK] = _Binding(protection, path, vars(module).get("forward"))
     # torch.compile must not look inside: noise that it takes for a constant would be used again. (The first call loads
     # the compiler, which takes seconds; making an optimizer does so anyway.)
     uncompiled = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     # A bound method, because a deep copy binds it to the copied module.
-    vars(module)["forward"] = MethodType(uncompiled, module)
+    bound = MethodType(uncompiled, module)
+    vars(module)[_MARK] = _Binding(protection, path, bound, vars(module).get("forward"))
+    vars(module)["forward"] = bound
 
 
-def _masked_forward(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a linear map or convolution, with the arguments that torch's has."""
 
     @functools.wraps(original)

@@ -12,13 +12,11 @@ Leaks: which part of a parameter is used, where a model picks it by its data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Set
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
-
-Where = Callable[[str, nn.Module], bool]
 
 # What torch.nn.utils.parametrizations registers: functions of the parameters and of nothing else.
 _TORCHS_OWN = (parametrizations._WeightNorm, parametrizations._SpectralNorm, parametrizations._Orthogonal)
@@ -59,10 +57,13 @@ def _changed(module: nn.Module) -> bool:
 
 
 class PublicParameters:
-    """The parameters of a running model by identity, with the layer that each belongs to."""
+    """The parameters of a running model by identity, with the layer that each belongs to.
 
-    def __init__(self, where: Where | None) -> None:
-        self._where = where
+    home: the modules whose products stay in the enclave, by path.
+    """
+
+    def __init__(self, home: Set[str]) -> None:
+        self._home = home
         self._known: dict[int, tuple[weakref.ref[nn.Parameter], str, bool]] = {}
 
     def find(self, weight: Tensor, prefix: str, root: nn.Module) -> tuple[str, bool] | None:
@@ -88,7 +89,7 @@ class PublicParameters:
     def _learn(self, prefix: str, root: nn.Module) -> None:
         self._known.clear()
         for path, module in root.named_modules(prefix=prefix):
-            selected = self._where is None or self._where(path, module)
+            selected = path not in self._home
             for name, parameter in module._parameters.items():
                 if not isinstance(parameter, nn.Parameter):  # put there by torch.func.functional_call
                     continue

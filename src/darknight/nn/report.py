@@ -11,14 +11,19 @@ ENCLAVE = "enclave"
 
 @dataclass
 class Row:
-    """One layer, or one function that the model called. `flops` are those of forward passes so far."""
+    """One layer, or one function that the model called.
+
+    where: "masked" or "enclave". flops: multiplications and additions of its products in forward passes so far,
+    evaluation included; None for what cannot be counted. whole: its products are listed here and not as functions.
+    """
 
     name: str
     kind: str
     where: str
     why: str
     calls: int = 0
-    flops: int = 0
+    flops: int | None = 0
+    whole: bool = False
 
 
 class Report:
@@ -44,14 +49,16 @@ class Report:
         return tuple(row for row in self.rows if row.where == ENCLAVE)
 
     def count(self, name: str, kind: str, where: str, why: str, flops: int) -> None:
-        row = self._rows.setdefault((name, kind, where), Row(name, kind, where, why))
+        """A product was computed: in the layer that is `name`, or by the function `kind` that it called."""
+        wholes = (row for row in self._rows.values() if row.whole and (row.name, row.where) == (name, where))
+        row = next(wholes, None) or self._rows.setdefault((name, kind, where), Row(name, kind, where, why))
         row.calls += 1
-        row.flops += flops
+        row.flops = (row.flops or 0) + flops
 
     def __str__(self) -> str:
         header = ("layer", "kind", "where", "calls", "Mflop", "why")
         lines = [
-            (row.name or "(model)", row.kind, row.where, f"{row.calls}", f"{row.flops / 1e6:.1f}", row.why)
+            (row.name or "(model)", row.kind, row.where, f"{row.calls}", _millions(row.flops), row.why)
             for row in self.rows
         ]
         widths = [max(len(line[i]) for line in (header, *lines)) for i in range(5)]
@@ -59,7 +66,13 @@ class Report:
             "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[5]]).rstrip()
             for line in (header, *lines)
         ]
-        masked, enclave = (sum(row.flops for row in rows) for rows in (self.masked, self.enclave))
+        masked, enclave = (sum(row.flops or 0 for row in rows) for rows in (self.masked, self.enclave))
+        unseen = sum(row.flops is None for row in self.rows)
         if masked + enclave:
-            table.append(f"{masked / (masked + enclave):.1%} of the forward flops so far were done on masked shares")
+            share = f"{masked / (masked + enclave):.1%} of the forward products so far were computed on masked shares"
+            table.append(share + (f"; {unseen} scripted modules are not counted" if unseen else ""))
         return "\n".join(table)
+
+
+def _millions(flops: int | None) -> str:
+    return "?" if flops is None else f"{flops / 1e6:.1f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,13 +22,13 @@ from torch.overrides import TorchFunctionMode
 from darknight.errors import OpError
 from darknight.nn.flops import FlopCounter
 from darknight.nn.function import product
-from darknight.nn.public import PublicParameters, Where
+from darknight.nn.public import PublicParameters
 from darknight.nn.report import ENCLAVE, MASKED, Report
 from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
 from darknight.runtime import Layer, Runtime
 
 
-class Guard(threading.local):
+class _Running(threading.local):
     """What is active in this thread: the path of the running module, and the outermost module that is running."""
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Guard(threading.local):
 class Protection:
     """One protected model: its runtime, its layers by label, its report. Copies of the model share it."""
 
-    def __init__(self, runtime: Runtime, report: Report, where: Where | None, bounds: dict[str, float]) -> None:
+    def __init__(self, runtime: Runtime, report: Report, home: Set[str], bounds: dict[str, float]) -> None:
         self.runtime = runtime
         self.report = report
         self._bounds = bounds
         self._layers: dict[str, Layer] = {}
-        self._parameters = PublicParameters(where)
+        self._parameters = PublicParameters(home)
         self._costs: dict[tuple[object, ...], int] = {}
         self._free: set[object] = set()
-        self._active = Guard()
+        self._active = _Running()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
@@ -60,11 +60,14 @@ class Protection:
     def product(self, label: str, kind: str, op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The product through the runtime, counted."""
         y = product(self.runtime, self.layer(label), op, x, w, bias)
-        outputs, _ = op.channels(tuple(w.shape))
-        spread = x.numel() // max(1, op.channels(tuple(w.shape))[1]) if isinstance(op, ConvTranspose) else None
-        flops = 2 * (y.numel() // max(1, outputs) if spread is None else spread) * w.numel()
-        self.report.count(label, kind, MASKED, "", flops)
+        batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
+        self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
         return y
+
+    def release(self) -> None:
+        """The model is not protected any more."""
+        self.runtime.release(self._layers.values())
+        self._layers.clear()
 
     # --- while a model runs -----------------------------------------------------------------------------------------
     @contextmanager

@@ -106,6 +106,15 @@ class ConvTranspose(BilinearOp):
         self._expect(tuple(delta.shape), tuple(x.shape), w_shape)
         return self.conv.grad_weight(delta, x, w_shape)
 
+    def flops(self, x_shape: Shape, w_shape: Shape) -> int:
+        return 2 * prod(x_shape) // max(1, w_shape[0]) * prod(w_shape)
+
+    def by_output(self, w: Tensor) -> Tensor:
+        return self.conv.by_input(w)
+
+    def by_input(self, w: Tensor) -> Tensor:
+        return self.conv.by_output(w)
+
     def fan_in(self, w: Tensor, x_shape: Shape) -> float:
         return self.conv.fan_out(w, self.output_shape(x_shape, tuple(w.shape)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar, Self
 
 from torch import Tensor
@@ -61,6 +62,11 @@ class BilinearOp(ABC):
     @abstractmethod
     def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor: ...
 
+    def flops(self, x_shape: Shape, w_shape: Shape) -> int:
+        """Multiplications and additions of a forward pass."""
+        y_shape = self.output_shape(x_shape, w_shape)
+        return 2 * prod(y_shape) // max(1, self.channels(w_shape)[0]) * prod(w_shape)
+
     # --- how large a sum can grow -----------------------------------------------------------------------------------
     @abstractmethod
     def fan_in(self, w: Tensor, x_shape: Shape) -> float:
@@ -73,6 +79,14 @@ class BilinearOp(ABC):
     def copies(self, x_shape: Shape) -> int:
         """How many elements of the padded input at most are copies of one element of x."""
         return 1
+
+    def by_output(self, w: Tensor) -> Tensor:
+        """The weights that one element of y meets, a row for each output channel of a group."""
+        return w.flatten(1)
+
+    def by_input(self, w: Tensor) -> Tensor:
+        """The weights that one element of gx meets, a row for each input channel of a group."""
+        return w.transpose(0, 1).flatten(1)
 
     @abstractmethod
     def positions(self, x_shape: Shape, y_shape: Shape) -> int:

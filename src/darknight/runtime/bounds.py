@@ -19,25 +19,26 @@ LARGEST = 2.0**90
 
 
 class Bounds:
-    """strict: what exceeds a bound raises EncodingError instead."""
+    """strict: an input that exceeds its declared bound raises EncodingError instead."""
 
     def __init__(self, strict: bool, ledger: Ledger) -> None:
         self._strict = strict
         self._ledger = ledger
 
     def of_input(self, layer: Layer, x: Tensor) -> float:
-        layer.input_bound = self._fitting(layer, "input", layer.input_bound, x)
+        strict = self._strict and layer.declared
+        layer.input_bound = self._fitting(layer, "input", layer.input_bound, x, strict)
         return layer.input_bound
 
     def of_gradient(self, layer: Layer, delta: Tensor) -> float:
-        layer.gradient_bound = self._fitting(layer, "gradient", layer.gradient_bound, delta)
+        layer.gradient_bound = self._fitting(layer, "gradient", layer.gradient_bound, delta, False)
         return layer.gradient_bound
 
-    def _fitting(self, layer: Layer, what: str, bound: float | None, values: Tensor) -> float:
+    def _fitting(self, layer: Layer, what: str, bound: float | None, values: Tensor, strict: bool) -> float:
         largest = largest_magnitude(values)
         if bound is not None and largest <= bound:
             return bound
-        if bound is not None and self._strict:
+        if bound is not None and strict:
             raise EncodingError(
                 f"the {what} exceeds its bound {bound:g}, and strict_bounds is on. Declare a larger bound with "
                 "protect_'s bounds, or normalise the data."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Traffic
-from darknight.coding import Code, Field, Mixing, Scheme
+from darknight.coding import Code, Field, Mixing, Scheme, group_count
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import Layer, Saved, SentWeights
@@ -81,8 +81,7 @@ class Exchange:
             Pass.GRAD_INPUT: code.grad_rows if clear else self._computing(code.B),
             Pass.GRAD_WEIGHT: code.grad_rows,
         }
-        groups = -(-saved.x_shape[0] // self._scheme.inputs)
-        share_shape = (groups, *saved.x_shape[1:])
+        share_shape = (group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:])
         shapes = {Pass.GRAD_INPUT: share_shape, Pass.GRAD_WEIGHT: tuple(weights.tensor.shape)}
         tasks: dict[int, Task] = {}
         expected = {}
@@ -111,12 +110,15 @@ class Exchange:
     # --- messages ---------------------------------------------------------------------------------------------------
     def _run(self, tasks: Mapping[int, Task], expected: Mapping[int, Expected]) -> dict[int, Answer]:
         self._post_forget()
+        self._ledger.record(Traffic(sent=sum(task.tensor.nbytes for task in tasks.values()), received=0))
         begun = time.perf_counter()
-        answers = self._fleet.dispatch(tasks, expected)
-        self.waiting_seconds += time.perf_counter() - begun
+        try:
+            answers = self._fleet.dispatch(tasks, expected)
+        finally:
+            self.waiting_seconds += time.perf_counter() - begun
         self.worker_seconds += sum(answer.seconds for answer in answers.values())
         received = sum(tensor.nbytes for answer in answers.values() for tensor in answer.tensors.values())
-        self._ledger.record(Traffic(sent=sum(task.tensor.nbytes for task in tasks.values()), received=received))
+        self._ledger.record(Traffic(sent=0, received=received))
         return answers
 
     def _post_weights(self, weights: SentWeights) -> None:

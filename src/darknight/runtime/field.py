@@ -104,9 +104,15 @@ class FieldCalls:
                 raise IntegrityError(f"{error} {_RECOMPUTED}", kind=error.kind, check=error.check) from None
             return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
 
-        certain = (self._certain, self._certain_weight)
-        op = saved.weights.op
-        exponent = gradient_exponent(self._arithmetic, op, values, quantised, saved.weights, certain)
+        exponent = gradient_exponent(
+            self._arithmetic,
+            saved.weights.op,
+            values,
+            quantised,
+            saved.weights,
+            certain_input=self._certain,
+            certain_weight=self._certain_weight,
+        )
         return self._repeated(layer, values, exponent, attempt)
 
     def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int], T]) -> T:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from darknight.coding import Code
 from darknight.coding.real import Grid
-from darknight.errors import SchemeError
+from darknight.errors import UsageError
 from darknight.ops import BilinearOp
 
 LayerState = Mapping[str, float | int | None]
@@ -32,11 +32,13 @@ class Layer:
     """A protected layer. `name` is its key on the wire; `label` what messages call it.
 
     gradients counts its backward passes: the index of the rounding, so that repeating or recomputing a forward pass
-    does not shift it. input_bound and gradient_bound are C1 of Real arithmetic; None until first seen.
+    does not shift it. input_bound and gradient_bound are C1 of Real arithmetic; None until first seen, unless the
+    input's was declared.
     """
 
     name: str
     label: str
+    declared: bool = False
     input_bound: float | None = None
     gradient_bound: float | None = None
     gradients: int = 0
@@ -57,8 +59,9 @@ class Layer:
 
 def check_state(name: str, state: LayerState) -> None:
     count, bounds = state.get("gradients"), (state.get("input_bound", 0), state.get("gradient_bound", 0))
-    if not isinstance(count, int) or count < 0 or not all(bound is None or 0 < bound < math.inf for bound in bounds):
-        raise SchemeError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
+    fitting = [bound is None or (isinstance(bound, int | float) and 0 < bound < math.inf) for bound in bounds]
+    if not isinstance(count, int) or count < 0 or not all(fitting):
+        raise UsageError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Masked, SentClear
+from darknight.accounting import Ledger, Masked, SentClear, Unchecked
 from darknight.coding import Field, Mixing, Scheme, draw_code, field, joined, virtual_batches
 from darknight.integrity import parity, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.ops import BilinearOp
@@ -46,9 +46,10 @@ class MaskedField:
         answers = self._exchange.forward(layer, op, code, shares, weights, saved.call, keep)
         # 3. Unmask and check.
         y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0])
-        if freivalds_checks(self._scheme, self._ledger, layer, Pass.FORWARD):
+        if freivalds_checks(self._scheme, Pass.FORWARD):
             with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
                 verified_forward(op, y, x, weights.tensor, self._prime, self._randomness.fresh())
+        self._note_unchecked(layer, Pass.FORWARD)
         return y, saved
 
     def backward(
@@ -64,17 +65,23 @@ class MaskedField:
         results = {}
         if Pass.GRAD_INPUT in passes:
             gx = self._unmasked(layer, Pass.GRAD_INPUT, code.B, answers[Pass.GRAD_INPUT], delta.shape[0])
-            if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_INPUT):
+            if freivalds_checks(self._scheme, Pass.GRAD_INPUT):
                 with checking(self._ledger, layer, Pass.GRAD_INPUT, "freivalds"):
                     verified_grad_input(op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh())
             results[Pass.GRAD_INPUT] = gx
         if Pass.GRAD_WEIGHT in passes:
             gw = field.decode_gradient(code, answers[Pass.GRAD_WEIGHT])
-            if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_WEIGHT):
+            if freivalds_checks(self._scheme, Pass.GRAD_WEIGHT):
                 with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
                     verified_grad_weight(op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh())
             results[Pass.GRAD_WEIGHT] = gw
+        self._note_unchecked(layer, *passes)
         return results
+
+    def _note_unchecked(self, layer: Layer, *passes: Pass) -> None:
+        if self._scheme.integrity == "off":
+            for kind in passes:
+                self._ledger.record(Unchecked(layer=layer.label, kind=kind))
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""

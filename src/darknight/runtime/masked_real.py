@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Masked, SentClear, worst_coalition
-from darknight.coding import Mixing, Real, Scheme, draw_code, joined, real, virtual_batches
+from darknight.accounting import Ledger, Masked, SentClear, Unchecked, worst_coalition
+from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, joined, real, virtual_batches
 from darknight.errors import EncodingError
 from darknight.integrity import parity
 from darknight.integrity import real as checks
@@ -24,8 +24,6 @@ from darknight.runtime.checking import checking, freivalds_checks
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.types import Pass
-
-_TAIL = 9.0  # no Gaussian of ours is larger
 
 
 class MaskedReal:
@@ -64,10 +62,11 @@ class MaskedReal:
         answers = self._exchange.forward(layer, op, code, shares, weights, saved.call, keep)
         # 3. Unmask and check.
         y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0], reach, sent)
-        if freivalds_checks(self._scheme, self._ledger, layer, Pass.FORWARD):
+        if freivalds_checks(self._scheme, Pass.FORWARD):
             spread = checks.decoded_spread(reach, sent, answers)
             with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
                 checks.verified_forward(op, y, values, weights.tensor, self._randomness.fresh(), spread=spread)
+        self._note_unchecked(layer, Pass.FORWARD)
         return y, saved
 
     def backward(self, layer: Layer, saved: Saved, delta: Tensor, passes: tuple[Pass, ...]) -> dict[Pass, Tensor]:
@@ -86,7 +85,7 @@ class MaskedReal:
             deltas = virtual_batches(values, self._scheme.inputs)
             sent = checks.Sent.in_the_clear(op, code.B, values, dtype)
         inputs = checks.Sent.of_shares(code.A, saved.grid, dtype)
-        groups = -(-delta.shape[0] // self._scheme.inputs)
+        groups = group_count(delta.shape[0], self._scheme.inputs)
         shapes = (groups, *saved.x_shape[1:]), (groups, *delta.shape[1:])
         reach = checks.Reach.of(op, Pass.GRAD_INPUT, w, saved.x_shape)
         products = groups * op.positions(*shapes) * op.copies(shapes[0])
@@ -98,7 +97,7 @@ class MaskedReal:
         if Pass.GRAD_INPUT in passes:
             found = answers[Pass.GRAD_INPUT]
             gx = self._unmasked(layer, Pass.GRAD_INPUT, code.B, found, delta.shape[0], reach, sent)
-            if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_INPUT):
+            if freivalds_checks(self._scheme, Pass.GRAD_INPUT):
                 spread = checks.decoded_spread(reach, sent, found)
                 with checking(self._ledger, layer, Pass.GRAD_INPUT, "freivalds"):
                     stream = self._randomness.fresh()
@@ -106,13 +105,19 @@ class MaskedReal:
             results[Pass.GRAD_INPUT] = gx
         if Pass.GRAD_WEIGHT in passes:
             gw = real.decode_gradient(code, answers[Pass.GRAD_WEIGHT])
-            if freivalds_checks(self._scheme, self._ledger, layer, Pass.GRAD_WEIGHT):
+            if freivalds_checks(self._scheme, Pass.GRAD_WEIGHT):
                 spread = checks.gradient_spread(op, code, inputs, sent, *shapes)
                 with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
                     stream = self._randomness.fresh()
                     checks.verified_grad_weight(op, gw, saved.values, values, tuple(w.shape), stream, spread=spread)
             results[Pass.GRAD_WEIGHT] = gw
+        self._note_unchecked(layer, *passes)
         return results
+
+    def _note_unchecked(self, layer: Layer, *passes: Pass) -> None:
+        if self._scheme.integrity == "off":
+            for kind in passes:
+                self._ledger.record(Unchecked(layer=layer.label, kind=kind))
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, grid: real.Grid, batch: Tensor) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
@@ -150,4 +155,4 @@ class MaskedReal:
 def _largest(sent: checks.Sent) -> float:
     """What no element of a share exceeds."""
     sizes = [sent.share(worker) for worker in range(sent.mixing.workers)]
-    return max(size.largest + _TAIL * size.white for size in sizes)
+    return max(size.largest + real.TAIL * size.white for size in sizes)

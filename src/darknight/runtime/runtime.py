@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Spent
 from darknight.coding import Field, Scheme
-from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError
+from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError, UsageError
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness
@@ -35,7 +36,7 @@ class Runtime:
     """Does the bilinear work of protected layers through a fleet, or alone: `Runtime(scheme, None)`.
 
     seed: of the rounding of gradients. The same seed gives the same weights, whatever the masks; it needs no secrecy.
-    strict_bounds: raise instead of raising a bound (Real).
+    strict_bounds: an input beyond the bound that protect_ declared for it raises, and does not raise the bound (Real).
 
     Guarantees: the workers of at most `scheme.colluders` operators learn from what they receive nothing about inputs
         and gradients (Field), or at most what `ledger` says (Real); a result that was not verified is never returned.
@@ -50,13 +51,14 @@ class Runtime:
                 f"a {type(scheme).__name__} where a scheme belongs. Use dk.Scheme(inputs=4, colluders=1)."
             )
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise SchemeError(f"seed={seed!r}; needs a whole number from 0 to 2^63 - 1.")
+            raise UsageError(f"seed={seed!r}; needs a whole number from 0 to 2^63 - 1.")
         if fleet is not None:
             _check_fleet(scheme, fleet)
         self.scheme = scheme
         self.fleet = fleet
         self.seed = seed
-        self.ledger = Ledger(exact=isinstance(scheme.arithmetic, Field), not_covered=scheme.caveats)
+        exact = isinstance(scheme.arithmetic, Field)
+        self.ledger = Ledger(exact=exact, not_covered=scheme.caveats, sends=fleet is not None)
         self._layers: dict[str, Layer] = {}
         self._loaded: dict[str, LayerState] = {}  # of layers that were not called yet
         self._versions = 0
@@ -71,18 +73,16 @@ class Runtime:
 
     def _make_calls(self, strict_bounds: bool) -> FieldCalls | RealCalls:
         scheme, arithmetic, exchange, ledger = self.scheme, self.scheme.arithmetic, self._exchange, self.ledger
-        if isinstance(arithmetic, Field):
-            if exchange is None:
-                return FieldCalls(scheme, arithmetic, FieldAlone(arithmetic.prime), self.seed, ledger)
-            randomness = Randomness.from_operating_system()
-            products = MaskedField(scheme, arithmetic, exchange, randomness, ledger)
-            return FieldCalls(scheme, arithmetic, products, self.seed, ledger)
         if exchange is None:
+            if isinstance(arithmetic, Field):
+                return FieldCalls(scheme, arithmetic, FieldAlone(arithmetic.prime), self.seed, ledger)
             return RealCalls(arithmetic, RealAlone())
         randomness = Randomness.from_operating_system()
-        return RealCalls(
-            arithmetic, MaskedReal(scheme, arithmetic, exchange, randomness, Bounds(strict_bounds, ledger), ledger)
-        )
+        if isinstance(arithmetic, Field):
+            masked = MaskedField(scheme, arithmetic, exchange, randomness, ledger)
+            return FieldCalls(scheme, arithmetic, masked, self.seed, ledger)
+        bounds = Bounds(strict_bounds, ledger)
+        return RealCalls(arithmetic, MaskedReal(scheme, arithmetic, exchange, randomness, bounds, ledger))
 
     # --- layers -----------------------------------------------------------------------------------------------------
     def layer(self, label: str, bound: float | None = None) -> Layer:
@@ -92,27 +92,43 @@ class Runtime:
             while name in self._layers:
                 number += 1
                 name = f"{label}#{number}"
-            self._layers[name] = layer = Layer(name=name, label=label or "(model)", input_bound=bound)
+            self._layers[name] = layer = Layer(name, label or "(model)", bound is not None, bound)
             if name in self._loaded:
                 layer.restore(self._loaded.pop(name))
             return layer
 
-    def state_dict(self) -> dict[str, LayerState]:
-        """What a checkpoint needs besides the model: the index of the rounding and the bounds of every layer."""
-        return {**self._loaded, **{name: layer.state() for name, layer in self._layers.items()}}
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the model: the seed and, of every layer, index of the rounding and bounds."""
+        layers = {**self._loaded, **{name: layer.state() for name, layer in self._layers.items()}}
+        return {"seed": self.seed, "layers": layers}
 
-    def load_state_dict(self, state: Mapping[str, LayerState]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken. Protect the model first; products that no module stands for follow."""
-        missing = sorted(self._layers.keys() - state.keys())
+        layers = state.get("layers") if isinstance(state, Mapping) else None
+        if not isinstance(layers, Mapping):
+            raise UsageError("this is no state of a runtime. Load one that state_dict() gave.")
+        if state.get("seed") != self.seed:
+            raise UsageError(
+                f"the state is of seed {state.get('seed')!r}, this runtime of {self.seed}. Use the same seed."
+            )
+        missing = sorted(self._layers.keys() - layers.keys())
         if missing:
-            raise SchemeError(
+            raise UsageError(
                 f"the state is of other layers: it has no {missing[0]!r}. Protect the same model, then load it."
             )
-        for name, entry in state.items():
+        for name, entry in layers.items():
             check_state(name, entry)
         for name, layer in self._layers.items():
-            layer.restore(state[name])
-        self._loaded = {name: dict(entry) for name, entry in state.items() if name not in self._layers}
+            layer.restore(layers[name])
+        self._loaded = {name: dict(entry) for name, entry in layers.items() if name not in self._layers}
+
+    def release(self, layers: Iterable[Layer]) -> None:
+        """Layers that are not protected any more: their names are free again, and workers forget their weights."""
+        with self._lock:
+            for layer in layers:
+                if self._layers.get(layer.name) is layer:
+                    del self._layers[layer.name]
+                layer.weights = None
 
     # --- one layer call ---------------------------------------------------------------------------------------------
     def forward(
@@ -121,12 +137,12 @@ class Runtime:
         """<w, x> in `dtype`, and what its backward pass needs. `keep` says whether there can be one."""
         with self._call(layer):
             self._check_operands(op, x, w)
-            if keep and not self.scheme.training and self.fleet is not None:
+            if keep and not self.scheme.training:
                 raise SchemeError(
                     "this scheme is for inference alone. Use torch.no_grad(), or a scheme for training "
                     "(without for_inference())."
                 )
-            if keep and x.shape[0] == 1:
+            if keep and x.shape[0] == 1 and self.fleet is not None:
                 self._warn_of_one()
             weights = self._weights(layer, op, w)
             return self._calls.forward(layer, op, x, weights, dtype, keep)
@@ -162,6 +178,14 @@ class Runtime:
     ) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __repr__(self) -> str:
+        hands = "alone" if self.fleet is None else f"{self.scheme.workers} workers"
+        return f"<Runtime: {hands}, {len(self._layers)} layers{', closed' if self._closed else ''}>"
+
     def __deepcopy__(self, memo: dict[int, object]) -> Runtime:
         return self  # a copied model is protected by the same runtime
 
@@ -174,7 +198,7 @@ class Runtime:
     # --- helpers ----------------------------------------------------------------------------------------------------
     @contextmanager
     def _call(self, layer: Layer) -> Iterator[None]:
-        """One layer call: alone in the runtime, without autograd and autocast, timed; its errors name the layer."""
+        """One layer call: alone in the runtime, without autograd and autocast, timed."""
         if self._closed:
             raise FleetError(
                 f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "
@@ -241,6 +265,8 @@ class Runtime:
 def _check_fleet(scheme: Scheme, fleet: Fleet) -> None:
     if not isinstance(fleet, Fleet):
         raise FleetError(f"a {type(fleet).__name__} where a fleet belongs. Use dk.local_fleet(scheme), or None.")
+    if fleet.closed:
+        raise FleetError("the fleet is closed. Start another one.")
     if fleet.workers < scheme.workers:
         raise FleetError(
             f"{fleet.workers} workers; this scheme needs {scheme.workers} (inputs={scheme.inputs}, "

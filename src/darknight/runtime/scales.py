@@ -19,7 +19,7 @@ from torch import Tensor
 from darknight.coding import Field
 from darknight.coding.fixed_point import exponent_for, largest_magnitude
 from darknight.errors import EncodingError
-from darknight.ops import BilinearOp, ConvTranspose
+from darknight.ops import BilinearOp
 from darknight.runtime.layer import SentWeights
 
 TOO_LONG = (
@@ -53,7 +53,7 @@ def input_exponent(arithmetic: Field, op: BilinearOp, x: Tensor, weights: SentWe
     if certain:
         return _lowered(exponent, largest, op.fan_in(w.double(), tuple(x.shape)), arithmetic.prime)
     examples = _Sizes.of(_scaled(x, exponent).flatten(1))
-    return exponent - _bits_over(examples, _Sizes.of(_by_output(op, w)), arithmetic.prime)
+    return exponent - _bits_over(examples, _Sizes.of(op.by_output(w).to(torch.float32)), arithmetic.prime)
 
 
 def gradient_exponent(
@@ -62,19 +62,21 @@ def gradient_exponent(
     delta: Tensor,
     quantised: Tensor,
     weights: SentWeights,
-    certain: tuple[bool, bool],
+    *,
+    certain_input: bool,
+    certain_weight: bool,
 ) -> int:
-    """The exponent of delta, from delta, the quantised x and the weights; `certain` for grad input and grad weight."""
+    """The exponent of delta, from delta, the quantised x and the weights; certain for each of the two gradients."""
     largest = largest_magnitude(delta)
     first = exponent_for(largest, arithmetic.bits)
     w, prime = weights.tensor, arithmetic.prime
     scaled = _scaled(delta, first)
-    if certain[0]:
+    if certain_input:
         exponent = _lowered(first, largest, op.fan_out(w.double(), tuple(quantised.shape)), prime)
     else:
-        exponent = first - _bits_over(_Sizes.of(scaled.flatten(1)), _Sizes.of(_by_input(op, w)), prime)
+        exponent = first - _bits_over(_Sizes.of(scaled.flatten(1)), _Sizes.of(op.by_input(w).to(torch.float32)), prime)
     by_channel = _by_channel(op, scaled)
-    if certain[1]:
+    if certain_weight:
         # One element of the gradient meets each element of delta at most once, in one output channel.
         reach, peak = float(by_channel.abs().double().sum(1).amax()), largest_magnitude(quantised)
         rows = by_channel.shape[1]
@@ -100,16 +102,6 @@ def _bits_over(values: _Sizes, others: _Sizes, prime: int) -> int:
 def _scaled(values: Tensor, exponent: int) -> Tensor:
     """Near 2^bits, so that squares stay within float32."""
     return values.mul(2.0**exponent).to(torch.float32)
-
-
-def _by_output(op: BilinearOp, w: Tensor) -> Tensor:
-    """The weights that one element of y meets, a row for each output channel of a group."""
-    return (w.transpose(0, 1) if isinstance(op, ConvTranspose) else w).flatten(1).to(torch.float32)
-
-
-def _by_input(op: BilinearOp, w: Tensor) -> Tensor:
-    """The weights that one element of gx meets, a row for each input channel of a group."""
-    return (w if isinstance(op, ConvTranspose) else w.transpose(0, 1)).flatten(1).to(torch.float32)
 
 
 def _by_channel(op: BilinearOp, values: Tensor) -> Tensor:

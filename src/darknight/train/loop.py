@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from darknight.data import Dataset
-from darknight.errors import UsageError
+from darknight.errors import DarKnightError, UsageError
 from darknight.train.interrupt import Interrupts
 
 _MOMENTUM = 0.9
@@ -138,7 +138,7 @@ def _step(model: nn.Module, optimizer: torch.optim.SGD, x: Tensor, y: Tensor, in
         loss = cross_entropy(model(x), y)
         value = loss.item()
         if not math.isfinite(value):
-            raise UsageError("the loss is no longer a finite number: training diverged. Lower the learning rate.")
+            raise DarKnightError("the loss is no longer a finite number: training diverged. Lower the learning rate.")
         loss.backward()  # type: ignore[no-untyped-call]
     with interrupts.held():
         optimizer.step()

@@ -25,7 +25,12 @@ class Transcript:
                 detail = {"version": message.version, "compute": message.compute, "keep": message.keep}
                 self._add(Record(message.layer, "forward.share", message.call, message.tensor, detail))
             case BackwardTask():
-                detail = {"version": message.version, "passes": message.passes, "row": message.row}
+                detail = {
+                    "version": message.version,
+                    "passes": message.passes,
+                    "x_shape": message.x_shape,
+                    "row": message.row,
+                }
                 self._add(Record(message.layer, "backward.share", message.call, message.tensor, detail))
             case Forget():
                 pass  # numbers of calls and versions; no tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from darknight.errors import DarKnightError
-from darknight.types import Answer, BackwardTask, ForwardTask, Refusal
+from darknight.types import Answer, Refusal
 from darknight.wire import Seat
 from darknight.worker.executor import Executor
 
@@ -21,9 +21,9 @@ def serve(seat: Seat, executor: Executor) -> None:
             try:
                 reply = executor.handle(message)
             except (DarKnightError, RuntimeError, ValueError, MemoryError) as error:
-                _log.warning("refused a task: %s", error)
+                _log.warning("refused a %s: %s", type(message).__name__, error)
                 reply = Refusal(message=f"{type(error).__name__}: {error}")
-            if isinstance(message, ForwardTask | BackwardTask) and reply is not None:
+            if reply is not None:  # also a refusal of weights: the task that needs them gets another one
                 seat.write(ticket, reply)
     finally:
         seat.close()
