@@ -87,11 +87,12 @@ class Fleet:
         self._runtime = weakref.ref(runtime)
         self._forget_everything()  # of a runtime that was dropped without being closed
 
-    def detach(self) -> None:
-        """The runtime is done: workers forget everything that it sent them."""
-        self._runtime = None
-        if not self._closed:
-            self._forget_everything()
+    def detach(self, runtime: object) -> None:
+        """`runtime` is done: workers forget everything that it sent them. Nothing happens if it is not attached."""
+        if self._runtime is not None and self._runtime() is runtime:
+            self._runtime = None
+            if not self._closed:
+                self._forget_everything()
 
     def _forget_everything(self) -> None:
         for worker in range(self.workers):

@@ -168,7 +168,7 @@ class Runtime:
         if not self._closed:
             self._closed = True
             if self.fleet is not None:
-                self.fleet.detach()
+                self.fleet.detach(self)
 
     def __enter__(self) -> Runtime:
         return self
