@@ -1,6 +1,7 @@
 """What every test can use: the --full switch, the shared test material, and a summary that hides no skip."""
 
 import os
+import signal
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run every test at its full count (make test-all)")
+
+
+def pytest_configure(config):
+    """A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests of Ctrl-C need it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 import darknight as dk
 from darknight.fleet import Fleet
@@ -96,3 +97,32 @@ model(torch.randn(800, 2000))
 def test_something_else_than_a_scheme_is_named():
     with pytest.raises(dk.errors.FleetError, match="a str where a scheme belongs"):
         dk.local_fleet("field")
+
+
+def test_closing_waits_for_a_call_of_another_thread():
+    """Otherwise the next runtime on this fleet would get, and lose, what the first one's call still sends."""
+    with dk.local_fleet(SCHEME) as fleet:
+        runtime = dk.Runtime(SCHEME, fleet)
+        model = torch.nn.Linear(3, 2)
+        dk.protect_(model, runtime)
+        dispatch, waiting, go, found = fleet.dispatch, threading.Event(), threading.Event(), []
+
+        def slow(*arguments):
+            waiting.set()
+            go.wait(10)
+            return dispatch(*arguments)
+
+        fleet.dispatch = slow
+        caller = threading.Thread(target=lambda: found.append(model(torch.ones(4, 3))))
+        caller.start()
+        waiting.wait(10)
+        closer = threading.Thread(target=runtime.close)
+        closer.start()
+        closer.join(0.1)
+        assert closer.is_alive()
+        go.set()
+        caller.join(10)
+        closer.join(10)
+        assert found[0].shape == (4, 2)
+        with dk.Runtime(SCHEME, fleet):
+            pass

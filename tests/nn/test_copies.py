@@ -205,3 +205,17 @@ def test_a_graph_of_the_gradient_that_nobody_uses_is_allowed():
         return [gradient.detach()]
 
     compare(mlp, script)
+
+
+def test_unprotecting_a_copy_leaves_the_original_as_it_is():
+    with fleet_runtime() as runtime:
+        model = nn.Sequential(nn.Linear(5, 3))
+        dk.protect_(model, runtime)
+        twin = copy.deepcopy(model)
+        model(random(4, 5)).sum().backward()
+        dk.unprotect_(twin)
+        assert runtime.state_dict()["layers"]["0"]["gradients"] == 1
+        model(random(4, 5)).sum().backward()
+        assert runtime.state_dict()["layers"]["0"]["gradients"] == 2
+        dk.unprotect_(model)
+        assert not runtime.state_dict()["layers"]

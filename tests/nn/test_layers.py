@@ -1,6 +1,7 @@
 """Every kind of layer, in every shape that torch.nn allows, against the plain model."""
 
 import warnings
+from types import MethodType
 
 import pytest
 import torch
@@ -41,8 +42,6 @@ MASKED = {
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(2, 3, 2, dilation=2), (2, 2, 3, 3, 4)),
     "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(5, 7)), (4, 5)),
     "weight_norm conv": (lambda: parametrizations.weight_norm(nn.Conv2d(2, 4, 3)), (3, 2, 6, 5)),
-    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(5, 7)), (4, 5)),
-    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(5, 5)), (4, 5)),
 }
 
 
@@ -72,11 +71,13 @@ def test_a_masked_layer(case):
         torch.nn.utils.weight_norm,
         torch.nn.utils.spectral_norm,
         lambda layer: prune.l1_unstructured(layer, "weight", 0.4),
+        parametrizations.spectral_norm,
+        parametrizations.orthogonal,
     ],
-    ids=["weight_norm", "spectral_norm", "pruned"],
+    ids=["older weight_norm", "older spectral_norm", "pruned", "spectral_norm", "orthogonal"],
 )
-def test_weights_that_hooks_compute_stay_in_the_enclave(computed):
-    """The older functions of torch.nn.utils: whose hook came last cannot be known, and it may have seen data."""
+def test_weights_that_hooks_or_buffers_take_part_in_stay_in_the_enclave(computed):
+    """Whose hook came last cannot be known, nor who wrote into a buffer: either may have seen data."""
     report = compare(lambda: computed(nn.Linear(5, 7)), forward_and_backward((4, 5)))
     assert not any(row.calls for row in report.masked)
     assert any("its weight is computed" in row.why for row in report.enclave)
@@ -324,3 +325,24 @@ def test_a_layer_without_outputs():
         return [y]
 
     compare(lambda: nn.Linear(5, 0), script)
+
+
+def test_another_way_to_compute_a_convolution_on_its_instance_is_respected():
+    """As people make images tile: _conv_forward of the instance, before or after protecting."""
+
+    def tiled(self, input, weight, bias):
+        return F.conv2d(F.pad(input, (1, 1, 1, 1), mode="circular"), weight, bias)
+
+    def build():
+        layer = nn.Conv2d(2, 3, 3)
+        layer._conv_forward = MethodType(tiled, layer)
+        return layer
+
+    report = compare(build, forward_and_backward((4, 2, 6, 5)))
+    assert [(row.kind, row.calls) for row in report.masked] == [("conv2d", 1)]  # the inner call, seen and masked
+
+    def late(model):
+        model._conv_forward = MethodType(tiled, model)
+        return [model(random(4, 2, 6, 5))]
+
+    compare(lambda: nn.Conv2d(2, 3, 3), late)

@@ -334,3 +334,30 @@ def test_scripted_modules_are_said_to_be_uncounted():
         report = dk.protect_(model, runtime)
         model(torch.randn(4, 5))
     assert str(report).endswith("; 1 scripted modules are not counted")
+
+
+def test_an_interrupt_while_protecting_leaves_the_model_as_it_was(monkeypatch):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        disable, calls = torch.compiler.disable, []
+
+        def interrupted(function):
+            calls.append(function)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return disable(function)
+
+        monkeypatch.setattr(torch.compiler, "disable", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dk.protect_(model, runtime)
+        assert not any("forward" in vars(module) or "_darknight" in vars(module) for module in model.modules())
+        assert not runtime.state_dict()["layers"]
+
+
+def test_a_bias_of_another_dtype_is_refused_as_torch_does():
+    model = nn.Linear(5, 4)
+    model.bias.data = model.bias.data.double()
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        dk.protect_(model, runtime)
+        with pytest.raises(dk.errors.OpError, match=r"its bias is torch\.float64"):
+            model(torch.randn(4, 5))

@@ -334,11 +334,108 @@ def test_parameters_in_one_storage_are_told_apart():
     assert [row.calls for row in report.enclave] == [1]
 
 
-def test_a_layer_that_stays_home_keeps_its_tied_weight_from_its_own_products():
-    model = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False))
-    model[1].weight = model[0].weight
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_a_weight_that_is_tied_to_a_layer_that_stays_home_stays_home(order):
+    """Whoever is called first, alone or through the whole model: the table of an embedding, say."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(5, 5), Own(), nn.Linear(5, 5)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x)))
+
     with fleet_runtime() as runtime:
-        report = dk.protect_(model, runtime, where=lambda name, module: name == "0")
+        model = Tied()
+        report = dk.protect_(model, runtime, where=lambda name, module: name != "b")
+        for name in order:
+            model.get_submodule(name)(random(4, 5))
         model(random(4, 5))
-    assert [(row.name, row.calls) for row in report.masked] == [("0", 1)]
-    assert [(row.name, row.calls) for row in report.enclave if row.calls] == [("1", 1)]
+        assert sent_weights(runtime) == {"c"}
+    assert any("tied" in row.why for row in report.enclave)
+
+
+def test_modules_that_came_later_stay_home():
+    with fleet_runtime() as runtime:
+        model = nn.Sequential(nn.Linear(5, 5))
+        dk.protect_(model, runtime)
+        model.append(nn.Linear(5, 5))
+        model(random(4, 5))
+        assert sent_weights(runtime) == {"0"}
+
+
+class Repointed(nn.Module):
+    """A view of a parameter that was pointed at other memory, and goes on naming the parameter as its base."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 5))
+        self.how = how
+
+    def forward(self, x):
+        view = self.weight.view(4, 5)
+        self.how(self, view)
+        return F.linear(x, view)
+
+
+def left_behind(module, view):
+    module.weight.data = module.weight.data.clone()
+    view.copy_(PRIVATE)
+
+
+REPOINTED = [
+    lambda module, view: setattr(view, "data", PRIVATE * 1.0),
+    lambda module, view: view.set_(PRIVATE.clone()),
+    left_behind,
+]
+
+
+@pytest.mark.parametrize("how", REPOINTED)
+def test_a_view_with_other_memory_is_not_sent(how):
+    with fleet_runtime() as runtime, torch.no_grad():
+        model = Repointed(how)
+        dk.protect_(model, runtime)
+        model(random(4, 5))
+        assert not sent_weights(runtime)
+
+
+def replaced_original(shadow):
+    layer = parametrizations.weight_norm(nn.Linear(5, 4))
+    steps = layer.parametrizations.weight
+    if shadow:
+        vars(steps)["original1"] = PRIVATE
+    else:
+        del steps.original1
+        steps.original1 = PRIVATE
+    return layer
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+def test_an_original_that_is_no_parameter_any_more_is_not_sent(shadow):
+    with fleet_runtime() as runtime, torch.no_grad():
+        model = nn.Sequential(replaced_original(shadow))
+        dk.protect_(model, runtime)
+        model(random(4, 5))
+        assert not sent_weights(runtime)
+
+
+def test_a_buffer_of_torchs_own_parametrisation_is_not_sent():
+    model = nn.Sequential(parametrizations.orthogonal(nn.Linear(5, 5)))
+    with fleet_runtime() as runtime, torch.no_grad():
+        dk.protect_(model, runtime)
+        functional_call(model, {"0.parametrizations.weight.0.base": random(5, 5)}, (random(4, 5),))
+        assert not sent_weights(runtime)
+
+
+def test_a_hook_on_all_modules_keeps_computed_weights_home():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 4)))
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+    try:
+        with fleet_runtime() as runtime, torch.no_grad():
+            dk.protect_(model, runtime)
+            model(random(4, 5))
+            assert not sent_weights(runtime)
+    finally:
+        hook.remove()

@@ -162,13 +162,25 @@ def test_an_answer_of_another_form_names_the_worker(lie, complaint):
         assert caught.value.worker == 2
 
 
-def test_a_recomputed_input_that_differs_is_named_as_a_possible_cause():
+def test_an_input_that_was_overwritten_blames_nobody():
+    model = torch.nn.Linear(20, 3)
+    with dk.local_fleet(FIELD) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        dk.protect_(model, runtime)
+        x = torch.randn(6, 20)
+        y = model(x)
+        x.data.mul_(-1)
+        with pytest.raises(dk.errors.ProtectError, match="overwritten"):
+            y.sum().backward()
+        assert not runtime.ledger.failed
+
+
+def test_an_input_that_was_recomputed_differently_blames_nobody():
     """Dropout that is drawn anew when torch recomputes: plain torch gives wrong gradients, without a word."""
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(20, 3))
     with dk.local_fleet(FIELD) as fleet, dk.Runtime(FIELD, fleet) as runtime:
         dk.protect_(model, runtime)
         y = checkpoint(model, torch.randn(6, 20).requires_grad_(), use_reentrant=False, preserve_rng_state=False)
-        with pytest.raises(dk.errors.IntegrityError, match="preserve_rng_state=True"):
+        with pytest.raises(dk.errors.ProtectError, match="preserve_rng_state=True"):
             y.sum().backward()
 
 

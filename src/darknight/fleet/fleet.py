@@ -8,6 +8,7 @@ Leaks: to each worker its own messages, their number, order and timing.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,7 @@ class Fleet:
         self._stop: Callable[[], object] | None = None
         self._closed = False
         self._runtime: weakref.ref[object] | None = None
+        self._owner = threading.Lock()
 
     @property
     def workers(self) -> int:
@@ -81,18 +83,20 @@ class Fleet:
 
     def attach(self, runtime: object) -> None:
         """`runtime` works with this fleet from now on, alone: workers know calls and layers by its names for them."""
-        current = self._runtime() if self._runtime is not None else None
-        if current is not None and current is not runtime:
-            raise FleetError("this fleet works for another runtime. Close that one first, or start a fleet of its own.")
-        self._runtime = weakref.ref(runtime)
-        self._forget_everything()  # of a runtime that was dropped without being closed
+        with self._owner:
+            current = self._runtime() if self._runtime is not None else None
+            if current is not None and current is not runtime:
+                raise FleetError("this fleet works for another runtime. Close that one first, or start another fleet.")
+            self._forget_everything()  # of a runtime that was dropped without being closed
+            self._runtime = weakref.ref(runtime)
 
     def detach(self, runtime: object) -> None:
         """`runtime` is done: workers forget everything that it sent them. Nothing happens if it is not attached."""
-        if self._runtime is not None and self._runtime() is runtime:
-            self._runtime = None
-            if not self._closed:
-                self._forget_everything()
+        with self._owner:
+            if self._runtime is not None and self._runtime() is runtime:
+                if not self._closed:
+                    self._forget_everything()
+                self._runtime = None
 
     def _forget_everything(self) -> None:
         for worker in range(self.workers):

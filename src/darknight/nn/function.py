@@ -29,6 +29,8 @@ def product(runtime: Runtime, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor
         raise OpError(
             f"layer {layer.label}: its input is {x.dtype} and its weight {w.dtype}; needs one dtype. Convert one."
         )
+    if bias is not None and bias.dtype != w.dtype and not autocast:
+        raise OpError(f"layer {layer.label}: its bias is {bias.dtype} and its weight {w.dtype}; needs one dtype.")
     batch = x.unsqueeze(0) if single else x
     keep = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype

@@ -17,14 +17,19 @@ KNOWN: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)
 
 def kind_of(module: nn.Module) -> type[nn.Module] | None:
     """Which of the known modules this one computes as; None for every other."""
-    if "forward" in vars(module):  # somebody replaced it on the instance
+    if "forward" in vars(module) or not computes_as_known(module):  # somebody replaced it on the instance
         return None
-    forward = type(module).forward
+    return next(kind for kind in KNOWN if isinstance(module, kind))
+
+
+def computes_as_known(module: nn.Module) -> bool:
+    """Whether neither the class nor anybody since replaced what a known module computes."""
     for kind in KNOWN:
-        if isinstance(module, kind) and forward is kind.forward:
+        if isinstance(module, kind) and type(module).forward is kind.forward:
             inner = getattr(kind, "_conv_forward", None)
-            return kind if inner is None or type(module)._conv_forward is inner else None  # type: ignore[attr-defined]
-    return None
+            own = getattr(type(module), "_conv_forward", None)
+            return own is inner and "_conv_forward" not in vars(module)
+    return False
 
 
 def op_of(module: nn.Module, output_padding: tuple[int, ...] | None = None) -> BilinearOp:

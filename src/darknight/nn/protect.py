@@ -6,9 +6,10 @@ parameters, buffers, state_dict, hooks and flags are what they were; a deep copy
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -19,8 +20,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import ParametrizationList
 
 from darknight.errors import OpError, ProtectError
-from darknight.nn.modules import kind_of, op_of
-from darknight.nn.public import public_weight
+from darknight.nn.modules import computes_as_known, kind_of, op_of
+from darknight.nn.public import full_name, public_weight, selected_parameters
 from darknight.nn.report import ENCLAVE, MASKED, Report, Row
 from darknight.nn.watch import Protection
 from darknight.runtime import Runtime
@@ -31,7 +32,7 @@ _MARK = "_darknight"
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Binding:
     """What a protected module remembers: its path, its forward, and the one that its instance had before, if any."""
 
@@ -39,6 +40,12 @@ class _Binding:
     path: str
     forward: Callable[..., Any]
     previous: Callable[..., Any] | None
+
+    def __post_init__(self) -> None:
+        self.protection.bound(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Binding:
+        return _Binding(self.protection, self.path, *copy.deepcopy((self.forward, self.previous), memo))
 
 
 def protect_(
@@ -73,19 +80,22 @@ def protect_(
     home = frozenset(
         path for path, module in modules.items() if where and _has_matrix(module) and not where(path, module)
     )
-    plan = {path: _plan(path, module, path in home) for path, module in modules.items()}
+    selected = selected_parameters(dict(model.named_modules()), home)
+    plan = {path: _plan(path, module, home, selected) for path, module in modules.items()}
     declared = _checked_bounds(bounds or {}, plan)
     report = Report([row for row in plan.values() if row is not None])
-    protection = Protection(runtime, report, home, declared)
-    for path, module in modules.items():
-        row = plan[path]
-        masked = row is not None and row.where == MASKED
-        forward = type(module).forward if "forward" not in vars(module) else vars(module)["forward"]
-        if masked:
-            protection.layer(path)
-            _bind(protection, path, module, _masked_forward(forward))
-        elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
-            _bind(protection, path, module, _watched_forward(forward))
+    protection = Protection(runtime, report, selected, declared)
+    try:
+        for path, module in modules.items():
+            row = plan[path]
+            if row is not None and row.where == MASKED:
+                protection.layer(path)
+                _bind(protection, path, module, _masked_forward(type(module).forward))
+            elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
+                _bind(protection, path, module, _watched_forward(module.forward))
+    except BaseException:  # Ctrl-C while torch loads its compiler
+        _unbind(model)
+        raise
     return report
 
 
@@ -100,12 +110,17 @@ def unprotect_(model: nn.Module) -> None:
         if vars(module).get("forward") is not vars(module)[_MARK].forward:
             name = path or type(module).__name__
             raise ProtectError(f"{name} got another forward after it was protected. Put that back first.")
-    for module in bound.values():
-        binding = vars(module).pop(_MARK)
-        binding.protection.release()
-        del vars(module)["forward"]
-        if binding.previous is not None:
-            vars(module)["forward"] = binding.previous
+    _unbind(model)
+
+
+def _unbind(model: nn.Module) -> None:
+    for module in model.modules():
+        binding = vars(module).pop(_MARK, None)
+        if binding is not None:
+            vars(module).pop("forward", None)
+            if binding.previous is not None:
+                vars(module)["forward"] = binding.previous
+            binding.protection.unbound(binding)
 
 
 # --- what becomes of a module ---------------------------------------------------------------------------------------
@@ -140,22 +155,22 @@ def _has_matrix(module: nn.Module) -> bool:
     return any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or kind_of(module) is not None
 
 
-def _plan(path: str, module: nn.Module, excluded: bool) -> Row | None:
+def _plan(path: str, module: nn.Module, home: Set[str], selected: Set[str]) -> Row | None:
     """The module's row in the report; None for what has no parameters of its own."""
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         return Row(path, kind, ENCLAVE, "scripted: what it computes cannot be seen", flops=None)
     if kind_of(module) is not None:
-        if excluded:
+        if path in home:
             return Row(path, kind, ENCLAVE, "excluded by where", whole=True)
+        if module._parameters.get("weight") is not None and full_name(path, "weight") not in selected:
+            return Row(path, kind, ENCLAVE, "its weight is tied to a layer that stays in the enclave", whole=True)
         try:
             op_of(module)
         except OpError as error:
             return Row(path, kind, ENCLAVE, str(error), whole=True)
         if public_weight(module) is None:
-            return Row(
-                path, kind, ENCLAVE, "its weight is computed, and not by torch's own parametrisations", whole=True
-            )
+            return Row(path, kind, ENCLAVE, "its weight is computed, and not by torch's weight_norm", whole=True)
         return Row(path, kind, MASKED, "")
     if not any(True for _ in module.parameters(recurse=False)):
         return None
@@ -209,10 +224,10 @@ def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         binding: _Binding = vars(self)[_MARK]
         protection = binding.protection
-        weight = public_weight(self)
-        if weight is None:  # somebody put another tensor in its place
+        weight = public_weight(self) if computes_as_known(self) else None
+        if weight is None:  # somebody put another tensor in its place, or another way to compute
             with protection.watching(binding.path, self):
-                return original(self, input, *args, **kwargs)
+                return type(self).forward(self, input, *args, **kwargs)
         op = op_of(self, _output_padding(self, input, *args, **kwargs))
         return protection.product(binding.path, type(self).__name__, op, input, weight, self.bias)
 

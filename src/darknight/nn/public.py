@@ -1,10 +1,10 @@
-"""Which tensors are public: parameters of the model, views of them, and what torch's own parametrisations make of them.
+"""Which tensors are public: parameters of the model, views of them, and what torch's weight_norm makes of them.
 
 Workers see weights. Whatever else a model multiplies with may depend on data, so it is never sent: a tensor that was
 put in a parameter's place (torch.func.functional_call, a property, a hook), a buffer, memory that a parameter shares.
 
 Guarantees: what is called public here is a Parameter, lies within one, or was computed from Parameters alone by torch's
-    own code in this very call (contract test: tests/nn/test_stays_home.py).
+    weight_norm in this very call (contract test: tests/nn/test_stays_home.py).
 Assumes: Parameters hold no private data.
 Leaks: which part of a parameter is used, where a model picks it by its data.
 """
@@ -12,14 +12,13 @@ Leaks: which part of a parameter is used, where a model picks it by its data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks
 from torch.nn.utils import parametrizations, parametrize
-
-# What torch.nn.utils.parametrizations registers: functions of the parameters and of nothing else.
-_TORCHS_OWN = (parametrizations._WeightNorm, parametrizations._SpectralNorm, parametrizations._Orthogonal)
+from torch.nn.utils.parametrize import ParametrizationList
 
 
 def public_weight(module: nn.Module) -> Tensor | None:
@@ -37,17 +36,22 @@ def public_weight(module: nn.Module) -> Tensor | None:
 
 
 def _computed_by_torch(module: nn.Module) -> bool:
-    """Whether the weight is computed now, by torch's own parametrisations without anybody's hooks, from Parameters."""
+    """Whether the weight is computed now, by torch's weight_norm alone, without anybody's hooks, from Parameters.
+
+    The other parametrisations of torch keep buffers besides, which may be made from data.
+    """
     if not parametrize.is_parametrized(module, "weight") or parametrize._cache_enabled:
         return False
     steps: Any = module.parametrizations["weight"]  # type: ignore[index]
-    names = {f"original{suffix}" for suffix in ("", *range(10))} & {*steps._parameters, *steps._buffers}
-    originals = [steps._parameters.get(name) for name in names]
+    if type(steps) is not ParametrizationList or [type(step) for step in steps] != [parametrizations._WeightNorm]:
+        return False
+    names = ("original0", "original1")
+    originals = [vars(steps)["_parameters"].get(name) for name in names]
     return (
-        bool(originals)
-        and all(isinstance(tensor, nn.Parameter) for tensor in originals)
-        and all(type(step) in _TORCHS_OWN and not _changed(step) for step in steps)
-        and not _changed(steps)
+        all(isinstance(tensor, nn.Parameter) for tensor in originals)
+        and not any(name in vars(steps) for name in names)
+        and not any(map(_changed, (steps, *steps)))
+        and not (hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
     )
 
 
@@ -59,11 +63,11 @@ def _changed(module: nn.Module) -> bool:
 class PublicParameters:
     """The parameters of a running model by identity, with the layer that each belongs to.
 
-    home: the modules whose products stay in the enclave, by path.
+    selected: the names of the parameters that may be sent, as they were when the model was protected.
     """
 
-    def __init__(self, home: Set[str]) -> None:
-        self._home = home
+    def __init__(self, selected: Set[str]) -> None:
+        self._selected = selected
         self._known: dict[int, tuple[weakref.ref[nn.Parameter], str, bool]] = {}
 
     def find(self, weight: Tensor, prefix: str, root: nn.Module) -> tuple[str, bool] | None:
@@ -89,16 +93,32 @@ class PublicParameters:
     def _learn(self, prefix: str, root: nn.Module) -> None:
         self._known.clear()
         for path, module in root.named_modules(prefix=prefix):
-            selected = path not in self._home
             for name, parameter in module._parameters.items():
-                if not isinstance(parameter, nn.Parameter):  # put there by torch.func.functional_call
-                    continue
-                label = path if name == "weight" and path else f"{path}.{name}".lstrip(".")
-                first = self._look_up(parameter)
-                if first is None:
-                    self._known[id(parameter)] = (weakref.ref(parameter), label, selected)
-                elif not selected:  # a tied weight: one owner that stays home keeps it home
-                    self._known[id(parameter)] = (weakref.ref(parameter), first[0], False)
+                # torch.func.functional_call puts other tensors in place of parameters.
+                if isinstance(parameter, nn.Parameter) and self._look_up(parameter) is None:
+                    selected = full_name(path, name) in self._selected
+                    self._known[id(parameter)] = (weakref.ref(parameter), label_of(path, name), selected)
+
+
+def selected_parameters(modules: Mapping[str, nn.Module], home: Set[str]) -> frozenset[str]:
+    """The names of all parameters but those that a module in `home` owns, alone or tied with others."""
+    owned = [
+        (full_name(path, name), parameter, path in home)
+        for path, module in modules.items()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+    kept = {id(parameter) for _, parameter, stays in owned if stays}
+    return frozenset(name for name, parameter, _ in owned if id(parameter) not in kept)
+
+
+def full_name(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def label_of(path: str, name: str) -> str:
+    """What a product with a parameter is called: its layer, or the parameter where that says more."""
+    return path if name == "weight" and path else full_name(path, name)
 
 
 def _parameter_of(weight: Tensor) -> nn.Parameter | None:
@@ -109,11 +129,14 @@ def _parameter_of(weight: Tensor) -> nn.Parameter | None:
         base = weight._base
         if not isinstance(base, nn.Parameter) or not weight.numel():
             return None
+        memory = [tensor.untyped_storage().data_ptr() for tensor in (weight, base)]
         start, end = _range(weight)
         least, most = _range(base)
     except RuntimeError:  # torch.func's wrappers and sparse tensors have no memory of their own
         return None
-    return base if base.is_contiguous() and least <= start and end <= most else None
+    # A view can be pointed at other memory (.data, set_) and goes on naming its base.
+    same = memory[0] == memory[1] and weight.dtype == base.dtype and base.is_contiguous()
+    return base if same and least <= start and end <= most else None
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
@@ -39,15 +40,16 @@ class _Running(threading.local):
 class Protection:
     """One protected model: its runtime, its layers by label, its report. Copies of the model share it."""
 
-    def __init__(self, runtime: Runtime, report: Report, home: Set[str], bounds: dict[str, float]) -> None:
+    def __init__(self, runtime: Runtime, report: Report, selected: Set[str], bounds: dict[str, float]) -> None:
         self.runtime = runtime
         self.report = report
         self._bounds = bounds
         self._layers: dict[str, Layer] = {}
-        self._parameters = PublicParameters(home)
+        self._parameters = PublicParameters(selected)
         self._costs: dict[tuple[object, ...], int] = {}
         self._free: set[object] = set()
         self._active = _Running()
+        self._bindings: weakref.WeakSet[object] = weakref.WeakSet()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
@@ -64,10 +66,16 @@ class Protection:
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
         return y
 
-    def release(self) -> None:
-        """The model is not protected any more."""
-        self.runtime.release(self._layers.values())
-        self._layers.clear()
+    def bound(self, binding: object) -> None:
+        """A module is protected by this, or a copy of one."""
+        self._bindings.add(binding)
+
+    def unbound(self, binding: object) -> None:
+        """It is not any more. With the last one the layers are released."""
+        self._bindings.discard(binding)
+        if not self._bindings:
+            self.runtime.release(self._layers.values())
+            self._layers.clear()
 
     # --- while a model runs -----------------------------------------------------------------------------------------
     @contextmanager

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.types import Answer, BackwardTask, Expected, Forget, ForwardTask, Pass, Task, Weights
+
+T = TypeVar("T")
 
 
 class Exchange:
@@ -138,7 +141,7 @@ class Exchange:
         self._ledger.record(Traffic(sent=weights.tensor.nbytes * len(workers), received=0))
 
     def _post_forget(self) -> None:
-        calls, weights = tuple(self._forgotten), tuple(self._outdated)
+        calls, weights = _copied(self._forgotten), _copied(self._outdated)
         if calls or weights:
             self._fleet.post(Forget(calls=calls, weights=weights), range(self._scheme.workers))
             for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):
@@ -148,3 +151,8 @@ class Exchange:
 
 def _coefficients(row: tuple[object, ...], prime: int | None) -> tuple[float, ...]:
     return tuple(float(value) if prime is None else int(value) for value in row)  # type: ignore[arg-type, call-overload]
+
+
+def _copied(queue: deque[T]) -> tuple[T, ...]:
+    """By index, because finalizers may append at any moment, which an iterator does not survive."""
+    return tuple(queue[place] for place in range(len(queue)))

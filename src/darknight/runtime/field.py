@@ -21,7 +21,7 @@ from darknight.coding.fixed_point import (
     quantise_nearest,
     quantise_stochastic,
 )
-from darknight.errors import EncodingError, IntegrityError, RangeError
+from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
 from darknight.randomness import rounding_uniforms
 from darknight.runtime.layer import Layer, Saved, SentWeights
@@ -30,9 +30,9 @@ from darknight.types import Pass
 
 T = TypeVar("T")
 
-_RECOMPUTED = (
-    "Or: the input was recomputed (torch.utils.checkpoint) and is not the one that was sent; then keep "
-    "preserve_rng_state=True and compute it the same way twice."
+_CHANGED = (
+    "its input is not the one that was sent any more. It was overwritten after the forward pass (a buffer that numpy "
+    "shares, .data), or recomputed differently (torch.utils.checkpoint: keep preserve_rng_state=True)."
 )
 
 
@@ -71,8 +71,9 @@ class FieldCalls:
         values = _wide(x)
 
         def attempt(exponent: int) -> tuple[Tensor, Saved]:
-            y, saved = self._products.forward(layer, op, quantise_nearest(values, exponent), weights, keep)
-            saved.exponent, saved.address = exponent, x.data_ptr()
+            quantised = quantise_nearest(values, exponent)
+            y, saved = self._products.forward(layer, op, quantised, weights, keep)
+            saved.exponent, saved.checksum = exponent, _checksum(quantised) if keep else (0, 0)
             return dequantise(y, exponent + weights.exponent, dtype), saved
 
         exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
@@ -89,6 +90,8 @@ class FieldCalls:
     ) -> dict[Pass, Tensor]:
         values = _wide(delta)
         quantised = quantise_nearest(_wide(x), saved.exponent)
+        if Pass.GRAD_WEIGHT in passes and _checksum(quantised) != saved.checksum:
+            raise ProtectError(f"layer {layer.label}: {_CHANGED}")
         uniforms = rounding_uniforms(
             delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
         )
@@ -96,12 +99,7 @@ class FieldCalls:
 
         def attempt(exponent: int) -> dict[Pass, Tensor]:
             rounded = quantise_stochastic(values, exponent, uniforms)
-            try:
-                results = self._products.backward(layer, saved, quantised, rounded, passes)
-            except IntegrityError as error:
-                if x.data_ptr() == saved.address:
-                    raise
-                raise IntegrityError(f"{error} {_RECOMPUTED}", kind=error.kind, check=error.check) from None
+            results = self._products.backward(layer, saved, quantised, rounded, passes)
             return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
 
         exponent = gradient_exponent(
@@ -130,3 +128,9 @@ class FieldCalls:
 def _wide(values: Tensor) -> Tensor:
     """float32 or float64: the narrower floats have no room for the scaling."""
     return values if values.dtype == torch.float64 else values.to(torch.float32)
+
+
+def _checksum(quantised: Tensor) -> tuple[int, int]:
+    """Against accidents: what workers hold shares of must be what their answers are checked with."""
+    flat = quantised.flatten()
+    return int(flat.sum(dtype=torch.int64)), int(flat[::2].sum(dtype=torch.int64))

@@ -68,9 +68,9 @@ def check_state(name: str, state: LayerState) -> None:
 class Saved:
     """A forward call whose backward pass may come. While it lives, workers keep its shares.
 
-    code: the coefficients of this call. exponent: of the quantised input, and address, where the input was, since a
-    recomputed input is elsewhere (Field). values and grid: the input as it was encoded, kept because recomputing it
-    would give other values (Real).
+    code: the coefficients of this call. exponent and checksum: of the quantised input, which is quantised again for the
+    backward pass (Field). values and grid: the input as it was encoded, kept because recomputing it would give other
+    values (Real).
     """
 
     call: int
@@ -80,4 +80,4 @@ class Saved:
     exponent: int = 0
     values: Tensor | None = field(default=None, repr=False)
     grid: Grid | None = None
-    address: int = 0
+    checksum: tuple[int, int] = (0, 0)

@@ -165,10 +165,11 @@ class Runtime:
     # --- closing ----------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Ends the runtime. Workers forget what it sent; protected models raise from now on, until unprotected."""
-        if not self._closed:
-            self._closed = True
-            if self.fleet is not None:
-                self.fleet.detach(self)
+        with self._lock:  # after a call of another thread
+            if not self._closed:
+                self._closed = True
+                if self.fleet is not None:
+                    self.fleet.detach(self)
 
     def __enter__(self) -> Runtime:
         return self
@@ -199,32 +200,25 @@ class Runtime:
     @contextmanager
     def _call(self, layer: Layer) -> Iterator[None]:
         """One layer call: alone in the runtime, without autograd and autocast, timed."""
-        if self._closed:
-            raise FleetError(
-                f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "
-                "dk.unprotect_(model)."
-            )
-        with self._lock, self._alone(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with self._lock, torch.no_grad(), torch.autocast("cpu", enabled=False):
+            if self._closed:
+                raise FleetError(
+                    f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "
+                    "dk.unprotect_(model)."
+                )
+            if self._inside:  # it would take the answers that the outer call waits for
+                raise FleetError("a layer call inside a layer call. Do not run the model in a signal handler.")
             begun, (waited, worked) = time.perf_counter(), self._worker_times()
             try:
+                self._inside = True
                 yield
             except (OpError, EncodingError) as error:
                 raise type(error)(f"layer {layer.label}: {error}") from None
             finally:
+                self._inside = False
                 waiting, working = self._worker_times()
                 total = time.perf_counter() - begun
                 self.ledger.record(Spent(total=total, waiting=waiting - waited, workers=working - worked))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Refuses a call within a call: from a signal handler, say, which would take the outer call's answers."""
-        if self._inside:
-            raise FleetError("a layer call inside a layer call. Do not run the model in a signal handler.")
-        self._inside = True
-        try:
-            yield
-        finally:
-            self._inside = False
 
     def _worker_times(self) -> tuple[float, float]:
         return (self._exchange.waiting_seconds, self._exchange.worker_seconds) if self._exchange else (0.0, 0.0)
