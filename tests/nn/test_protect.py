@@ -1,6 +1,7 @@
 """protect_ and unprotect_: what they keep, what they refuse, what they undo."""
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -361,3 +362,21 @@ def test_a_bias_of_another_dtype_is_refused_as_torch_does():
         dk.protect_(model, runtime)
         with pytest.raises(dk.errors.OpError, match=r"its bias is torch\.float64"):
             model(torch.randn(4, 5))
+
+
+def test_signatures_stay_as_they_are():
+    """Trainers look at the arguments of forward to know which columns a model takes."""
+
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x, mask=None, *, scale: float = 1.0):
+            return self.layer(x) * scale
+
+    model = Takes()
+    before = [inspect.signature(module.forward) for module in model.modules()]
+    with dk.Runtime(dk.Scheme(inputs=2, colluders=1), None) as runtime:
+        dk.protect_(model, runtime)
+        assert [inspect.signature(module.forward) for module in model.modules()] == before

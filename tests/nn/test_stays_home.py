@@ -439,3 +439,13 @@ def test_a_hook_on_all_modules_keeps_computed_weights_home():
             assert not sent_weights(runtime)
     finally:
         hook.remove()
+
+
+def test_a_tensor_that_only_says_it_is_a_parameter_is_not_sent():
+    claims = PRIVATE * 1.0
+    claims._is_param = True
+    model = nn.Sequential(nn.Linear(5, 4))
+    with fleet_runtime() as runtime, torch.no_grad():
+        dk.protect_(model, runtime)
+        functional_call(model, {"0.weight": claims}, (random(4, 5),))
+        assert not sent_weights(runtime)

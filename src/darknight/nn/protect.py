@@ -92,7 +92,7 @@ def protect_(
                 protection.layer(path)
                 _bind(protection, path, module, _masked_forward(type(module).forward))
             elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
-                _bind(protection, path, module, _watched_forward(module.forward))
+                _bind(protection, path, module, _watched_forward(vars(module).get("forward", type(module).forward)))
     except BaseException:  # Ctrl-C while torch loads its compiler
         _unbind(model)
         raise

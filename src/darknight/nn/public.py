@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
@@ -30,7 +30,7 @@ def public_weight(module: nn.Module) -> Tensor | None:
         return None
     weight = module.weight
     assert isinstance(weight, Tensor)
-    if own is not None and not (isinstance(own, nn.Parameter) and weight is own):
+    if own is not None and not (_is_parameter(own) and weight is own):
         return None
     return weight
 
@@ -48,7 +48,7 @@ def _computed_by_torch(module: nn.Module) -> bool:
     names = ("original0", "original1")
     originals = [vars(steps)["_parameters"].get(name) for name in names]
     return (
-        all(isinstance(tensor, nn.Parameter) for tensor in originals)
+        all(map(_is_parameter, originals))
         and not any(name in vars(steps) for name in names)
         and not any(map(_changed, (steps, *steps)))
         and not (hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
@@ -58,6 +58,11 @@ def _computed_by_torch(module: nn.Module) -> bool:
 def _changed(module: nn.Module) -> bool:
     """Whether somebody replaced the module's forward, or hooked into it."""
     return "forward" in vars(module) or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+def _is_parameter(tensor: object) -> TypeGuard[nn.Parameter]:
+    """isinstance alone also believes a plain tensor that says so (_is_param)."""
+    return isinstance(tensor, nn.Parameter) and type(tensor) is not Tensor
 
 
 class PublicParameters:
@@ -95,7 +100,7 @@ class PublicParameters:
         for path, module in root.named_modules(prefix=prefix):
             for name, parameter in module._parameters.items():
                 # torch.func.functional_call puts other tensors in place of parameters.
-                if isinstance(parameter, nn.Parameter) and self._look_up(parameter) is None:
+                if _is_parameter(parameter) and self._look_up(parameter) is None:
                     selected = full_name(path, name) in self._selected
                     self._known[id(parameter)] = (weakref.ref(parameter), label_of(path, name), selected)
 
@@ -123,11 +128,11 @@ def label_of(path: str, name: str) -> str:
 
 def _parameter_of(weight: Tensor) -> nn.Parameter | None:
     """The parameter that `weight` is or lies within. Sharing memory is not enough: the rest of it may be anybody's."""
-    if isinstance(weight, nn.Parameter):
+    if _is_parameter(weight):
         return weight
     try:
         base = weight._base
-        if not isinstance(base, nn.Parameter) or not weight.numel():
+        if not _is_parameter(base) or not weight.numel():
             return None
         memory = [tensor.untyped_storage().data_ptr() for tensor in (weight, base)]
         start, end = _range(weight)
