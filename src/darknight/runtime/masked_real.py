@@ -49,10 +49,10 @@ class MaskedReal:
         # 1. Mask, with fresh coefficients (dense code) and fresh noise.
         code = draw_code(self._scheme, self._randomness.fresh())
         grid = real.grid_for(code.A, self._arithmetic, self._bounds.of_input(layer, x))
-        shares = self._shares(layer, "input", code.A, grid, x)
         sent = checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
         reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, tuple(x.shape))
         self._refuse_overflow(_largest(sent) * reach.total)
+        shares = self._shares(layer, "input", code.A, grid, x)
         # 2. Send, and wait for the answers.
         values = checks.on_grid(x, grid)
         saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
