@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from darknight.accounting import Failed, Ledger, Verified
+from darknight.accounting import Failed, Ledger, Unchecked, Verified
 from darknight.coding import Scheme
 from darknight.errors import IntegrityError
 from darknight.runtime.layer import Layer
@@ -26,3 +26,10 @@ def checking(ledger: Ledger, layer: Layer, kind: Pass, check: str) -> Iterator[N
 def freivalds_checks(scheme: Scheme, kind: Pass) -> bool:
     """Whether Freivalds checks this pass. Parity cannot check a weight gradient."""
     return scheme.integrity in ("freivalds", "both") or (scheme.integrity == "parity" and kind is Pass.GRAD_WEIGHT)
+
+
+def note_unchecked(scheme: Scheme, ledger: Ledger, layer: Layer, *passes: Pass) -> None:
+    """The ledger hears of results that nothing checked."""
+    if scheme.integrity == "off":
+        for kind in passes:
+            ledger.record(Unchecked(layer=layer.label, kind=kind))

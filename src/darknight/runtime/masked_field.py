@@ -4,7 +4,7 @@ Guarantees: what any M workers receive is uniform and independent of x and delta
     verified, unless the scheme says integrity="off" (contract tests: tests/runtime/test_privacy.py,
     tests/runtime/test_integrity.py).
 Assumes: fresh noise for every masking: each attempt is masked from scratch.
-Leaks: shapes, which passes were asked for, and that an attempt was repeated.
+Leaks: shapes, which passes were asked for, and how often an attempt was repeated.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Masked, SentClear, Unchecked
+from darknight.accounting import Ledger, Masked, SentClear
 from darknight.coding import Field, Mixing, Scheme, draw_code, field, joined, virtual_batches
 from darknight.integrity import parity, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness
-from darknight.runtime.checking import checking, freivalds_checks
+from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.types import Pass
@@ -49,7 +49,7 @@ class MaskedField:
         if freivalds_checks(self._scheme, Pass.FORWARD):
             with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
                 verified_forward(op, y, x, weights.tensor, self._prime, self._randomness.fresh())
-        self._note_unchecked(layer, Pass.FORWARD)
+        note_unchecked(self._scheme, self._ledger, layer, Pass.FORWARD)
         return y, saved
 
     def backward(
@@ -75,13 +75,8 @@ class MaskedField:
                 with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
                     verified_grad_weight(op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh())
             results[Pass.GRAD_WEIGHT] = gw
-        self._note_unchecked(layer, *passes)
+        note_unchecked(self._scheme, self._ledger, layer, *passes)
         return results
-
-    def _note_unchecked(self, layer: Layer, *passes: Pass) -> None:
-        if self._scheme.integrity == "off":
-            for kind in passes:
-                self._ledger.record(Unchecked(layer=layer.label, kind=kind))
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""

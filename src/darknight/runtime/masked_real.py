@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Masked, SentClear, Unchecked, worst_coalition
+from darknight.accounting import Ledger, Masked, SentClear, worst_coalition
 from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, joined, real, virtual_batches
 from darknight.errors import EncodingError
 from darknight.integrity import parity
@@ -20,7 +20,7 @@ from darknight.integrity import real as checks
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness
 from darknight.runtime.bounds import Bounds
-from darknight.runtime.checking import checking, freivalds_checks
+from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.types import Pass
@@ -66,7 +66,7 @@ class MaskedReal:
             spread = checks.decoded_spread(reach, sent, answers)
             with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
                 checks.verified_forward(op, y, values, weights.tensor, self._randomness.fresh(), spread=spread)
-        self._note_unchecked(layer, Pass.FORWARD)
+        note_unchecked(self._scheme, self._ledger, layer, Pass.FORWARD)
         return y, saved
 
     def backward(self, layer: Layer, saved: Saved, delta: Tensor, passes: tuple[Pass, ...]) -> dict[Pass, Tensor]:
@@ -111,13 +111,8 @@ class MaskedReal:
                     stream = self._randomness.fresh()
                     checks.verified_grad_weight(op, gw, saved.values, values, tuple(w.shape), stream, spread=spread)
             results[Pass.GRAD_WEIGHT] = gw
-        self._note_unchecked(layer, *passes)
+        note_unchecked(self._scheme, self._ledger, layer, *passes)
         return results
-
-    def _note_unchecked(self, layer: Layer, *passes: Pass) -> None:
-        if self._scheme.integrity == "off":
-            for kind in passes:
-                self._ledger.record(Unchecked(layer=layer.label, kind=kind))
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, grid: real.Grid, batch: Tensor) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
