@@ -41,8 +41,12 @@ Training
 Errors
     Everything that DarKnight raises on purpose is in ``darknight.errors``, as one tree.
 
-What is promised, and what is not, is in SECURITY.md. In this release the workers of a local fleet are threads of this
-process.
+Workers
+    ``local_fleet`` starts worker processes on this machine, for trying things out. In earnest, operators start workers
+    with ``darknight worker``, a fleet file names them, and ``connect("fleet.toml")`` takes the place of ``local_fleet``.
+    A worker that fails is replaced, or done without.
+
+What is promised, and what is not, is in SECURITY.md.
 
 Importing ``darknight`` loads nothing else of it: the names below are resolved when they are first used (PEP 562), so
 that a worker, which must run without any trusted code, can live in the same package.
@@ -55,7 +59,7 @@ if TYPE_CHECKING:
     from darknight import errors
     from darknight.coding.arithmetic import Field, Real
     from darknight.coding.scheme import Scheme
-    from darknight.fleet import local_fleet
+    from darknight.fleet import connect, local_fleet
     from darknight.nn import protect_, unprotect_
     from darknight.runtime import Runtime
 
@@ -67,6 +71,7 @@ __all__ = [
     "Runtime",
     "Scheme",
     "__version__",
+    "connect",
     "errors",
     "local_fleet",
     "protect_",
@@ -79,6 +84,7 @@ _HOMES = {
     "Real": "darknight.coding.arithmetic",
     "Runtime": "darknight.runtime",
     "Scheme": "darknight.coding.scheme",
+    "connect": "darknight.fleet",
     "errors": "darknight.errors",
     "local_fleet": "darknight.fleet",
     "protect_": "darknight.nn",

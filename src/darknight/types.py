@@ -95,6 +95,18 @@ class Forget:
     everything: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class TooLarge:
+    """What a worker's reader makes of a message whose tensor it has no room for: the tensor was not kept.
+
+    version: of the weights that did not fit; None for a task.
+    """
+
+    layer: str
+    version: int | None
+    reason: str
+
+
 Task = ForwardTask | BackwardTask
 Message = Weights | Task | Forget
 

@@ -20,7 +20,7 @@ TABLE: dict[str, set[str] | str] = {
     "integrity": {"coding", "randomness", "ops"},
     "wire": set(),
     "worker": {"ops", "wire"},  # never a trusted room
-    "fleet": {"wire", "coding.scheme", "coding.Scheme", "worker"},  # worker: docs/adr/0005
+    "fleet": {"wire", "coding.scheme", "coding.Scheme"},  # workers are programs: started by name, never imported
     "runtime": {"coding", "randomness", "accounting", "integrity", "ops", "fleet"},
     "nn": {"runtime", "ops"},
     "models": set(),

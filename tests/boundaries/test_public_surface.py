@@ -16,6 +16,7 @@ PUBLIC = {
     "Runtime",
     "Scheme",
     "__version__",
+    "connect",
     "errors",
     "local_fleet",
     "protect_",

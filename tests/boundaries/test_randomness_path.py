@@ -30,6 +30,7 @@ METHODS = {
 
 MODULES = {"random", "uuid", "numpy.random", "torch.nn.init"}
 SYSTEM = {"secrets", "os.urandom", "os.getrandom", "ssl.RAND_bytes"}  # for randomness/ only
+TOKENS = {"darknight.wire.handshake"}  # may call secrets: what proves who is at a door masks nothing
 STARS = {"torch.*", "torch.nn.*", "torch.nn.functional.*", "numpy.*", "os.*"}
 
 
@@ -37,20 +38,20 @@ def below(name: str, roots: set[str]) -> bool:
     return any(name == root or name.startswith(f"{root}.") for root in roots)
 
 
-def refused(name: str, room: str) -> bool:
-    """Is this full dotted name a generator that ``room`` may not use?"""
+def refused(name: str, source: Source) -> bool:
+    """Is this full dotted name a generator that ``source`` may not use?"""
     top, *rest = name.split(".")
     if below(name, MODULES) or name in STARS:
         return True
     if below(name, SYSTEM):
-        return room != "randomness"
+        return source.room != "randomness" and not (source.module in TOKENS and below(name, {"secrets"}))
     return top == "torch" and any(part in TORCH or "dropout" in part.lower() for part in rest)
 
 
 def violations(source: Source) -> list[str]:
     if source.room in FREE:
         return []
-    found = {(entry.line, entry.target) for entry in source.imports if refused(entry.target, source.room)}
+    found = {(entry.line, entry.target) for entry in source.imports if refused(entry.target, source)}
     for node in ast.walk(source.tree):
         attribute = None
         if isinstance(node, ast.Attribute):
@@ -64,7 +65,7 @@ def violations(source: Source) -> list[str]:
         if attribute in METHODS:
             found.add((node.lineno, f".{attribute}"))
         if isinstance(node, ast.Name | ast.Attribute | ast.Call):
-            found |= {(node.lineno, name) for name in source.meanings_of(node) if refused(name, source.room)}
+            found |= {(node.lineno, name) for name in source.meanings_of(node) if refused(name, source)}
     return [f"{source.module}:{line}: {name}; draw from darknight.randomness instead" for line, name in sorted(found)]
 
 

@@ -1,8 +1,6 @@
-"""The fleet: transcripts, closing, and no thread left behind. Wrong answers: tests/runtime/test_integrity.py."""
+"""The fleet itself: who may use it, what it believes, how it ends. Its workers are threads here."""
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 
@@ -10,8 +8,10 @@ import pytest
 import torch
 
 import darknight as dk
-from darknight.fleet import Fleet
-from darknight.wire import in_process
+from darknight.fleet import Fleet, Member
+from darknight.types import Forget
+from darknight.wire import LinkClosed, Misbehaved, in_process
+from fleet.threads import thread_fleet, thread_member
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)
 
@@ -20,46 +20,94 @@ def workers():
     return [thread for thread in threading.enumerate() if thread.name.startswith("darknight-worker")]
 
 
-def test_a_local_fleet_has_the_schemes_workers_and_leaves_none_behind():
+def gone(count):
+    """Whether only `count` workers are left, soon."""
+    deadline = time.monotonic() + 10
+    while len(workers()) > count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return len(workers()) == count
+
+
+def unreachable(reason="nothing listens there", error=LinkClosed):
+    def dial():
+        raise error(reason)
+
+    return Member("far", "somebody", dial)
+
+
+def test_closing_a_fleet_ends_its_links_and_a_second_time_does_nothing():
     before = len(workers())
-    with dk.local_fleet(SCHEME) as fleet:
+    with thread_fleet(SCHEME) as fleet:
         assert fleet.workers == SCHEME.workers == len(workers()) - before
         assert len(set(fleet.operators)) == fleet.workers
-    assert len(workers()) == before
-    fleet.close()  # a second time does nothing
+    assert gone(before)
+    fleet.close()
+
+
+def test_a_fleet_that_is_dropped_takes_its_workers_with_it():
+    before = len(workers())
+    fleet = thread_fleet(SCHEME)
+    assert len(workers()) == before + 4
+    del fleet
+    gc.collect()
+    assert gone(before)
 
 
 def test_a_fleet_without_transcripts_says_how_to_get_them():
-    with dk.local_fleet(SCHEME) as fleet, pytest.raises(dk.errors.FleetError, match="record=True"):
+    with thread_fleet(SCHEME) as fleet, pytest.raises(dk.errors.FleetError, match="record=True"):
         fleet.transcript(0)
 
 
 @pytest.mark.parametrize("number", [-1, 4])
 def test_a_worker_that_is_not_there_has_no_transcript(number):
-    with dk.local_fleet(SCHEME, record=True) as fleet, pytest.raises(dk.errors.FleetError, match="workers 0 to 3"):
+    with thread_fleet(SCHEME, record=True) as fleet, pytest.raises(dk.errors.FleetError, match="workers 0 to 3"):
         fleet.transcript(number)
 
 
-def test_every_worker_has_an_operator():
-    with pytest.raises(dk.errors.FleetError, match="one for each"):
-        Fleet([in_process()[0]], operators=[])
+@pytest.mark.parametrize("patience", [0, -1, float("nan"), float("inf"), "long"])
+def test_patience_is_a_number_of_seconds(patience):
+    with pytest.raises(dk.errors.UsageError, match="patience"):
+        thread_fleet(SCHEME, patience=patience)
 
 
-def test_a_fleet_that_is_dropped_takes_its_workers_with_it():
-    before = len(workers())
-    fleet = dk.local_fleet(SCHEME)
-    assert len(workers()) == before + 4
-    del fleet
-    gc.collect()
-    deadline = time.monotonic() + 10
-    while len(workers()) > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(workers()) == before
+# --- who can be reached -----------------------------------------------------------------------------------------------
+def test_if_nobody_can_be_reached_each_reason_is_listed():
+    with pytest.raises(dk.errors.FleetError, match="no worker can be used. far: nothing listens there; far: asleep"):
+        Fleet([unreachable(), unreachable("asleep")])
+    with pytest.raises(dk.errors.FleetError, match="empty"):
+        Fleet([])
 
 
+def test_if_some_can_be_reached_the_others_may_come_later():
+    there = threading.Event()
+    late = thread_member(1)
+
+    def dial():
+        if not there.is_set():
+            raise LinkClosed("nothing listens there")
+        return late.dial()
+
+    with Fleet([thread_member(0), Member("late", "b", dial)]) as fleet:
+        assert [fleet.ready(worker) for worker in (0, 1)] == [True, False]
+        assert fleet.trouble(1) == "nothing listens there"
+        assert "1 of them ready" in repr(fleet)
+        there.set()
+        deadline = time.monotonic() + 10
+        while not fleet.ready(1) and time.monotonic() < deadline:  # the fleet dials again by itself
+            time.sleep(0.01)
+        assert fleet.ready(1)
+
+
+def test_one_that_breaks_the_handshake_is_not_dialled_again():
+    with Fleet([thread_member(0), unreachable("speaks another protocol", Misbehaved)]) as fleet:
+        assert "broke the protocol: speaks another protocol" in fleet.trouble(1)
+        assert not fleet._lines[1].broken
+
+
+# --- whose it is ------------------------------------------------------------------------------------------------------
 def test_a_fleet_works_for_one_runtime_at_a_time():
     """Two would give their calls and layers the same names."""
-    with dk.local_fleet(SCHEME) as fleet:
+    with thread_fleet(SCHEME) as fleet:
         with dk.Runtime(SCHEME, fleet), pytest.raises(dk.errors.FleetError, match="another runtime"):
             dk.Runtime(SCHEME, fleet)
         with dk.Runtime(SCHEME, fleet):
@@ -67,52 +115,34 @@ def test_a_fleet_works_for_one_runtime_at_a_time():
 
 
 def test_workers_forget_everything_when_the_runtime_is_closed():
-    from darknight.types import Forget
+    seats = []
 
-    with dk.local_fleet(SCHEME) as fleet:
-        runtime = dk.Runtime(SCHEME, fleet)
-        sent = []
-        fleet._send = lambda worker, message: sent.append((worker, message))
-        runtime.close()
-    assert sent == [(worker, Forget(everything=True)) for worker in range(4)]
+    def dial():
+        link, seat = in_process()
+        seats.append(seat)
+        return link
 
-
-def test_a_program_that_ends_while_workers_compute_ends_cleanly():
-    """Threads that are cut off inside torch would abort the process."""
-    script = """
-import torch, darknight as dk
-scheme = dk.Scheme(inputs=2, colluders=1)
-fleet = dk.local_fleet(scheme)
-runtime = dk.Runtime(scheme, fleet)
-model = torch.nn.Linear(2000, 2000)
-dk.protect_(model, runtime)
-fleet._links[0].receive = lambda *_: exit(3)
-model(torch.randn(800, 2000))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3, done.stderr
-    assert not done.stderr
-
-
-def test_something_else_than_a_scheme_is_named():
-    with pytest.raises(dk.errors.FleetError, match="a str where a scheme belongs"):
-        dk.local_fleet("field")
+    fleet = Fleet([Member(f"w{j}", f"o{j}", dial) for j in range(4)])
+    with fleet:
+        dk.Runtime(SCHEME, fleet).close()
+        for seat in seats:  # once when it began, once when it ended
+            assert [seat.read()[1] for _ in range(2)] == [Forget(everything=True)] * 2
 
 
 def test_closing_waits_for_a_call_of_another_thread():
     """Otherwise the next runtime on this fleet would get, and lose, what the first one's call still sends."""
-    with dk.local_fleet(SCHEME) as fleet:
+    with thread_fleet(SCHEME) as fleet:
         runtime = dk.Runtime(SCHEME, fleet)
         model = torch.nn.Linear(3, 2)
         dk.protect_(model, runtime)
-        dispatch, waiting, go, found = fleet.dispatch, threading.Event(), threading.Event(), []
+        gather, waiting, go, found = fleet.gather, threading.Event(), threading.Event(), []
 
         def slow(*arguments):
             waiting.set()
             go.wait(10)
-            return dispatch(*arguments)
+            return gather(*arguments)
 
-        fleet.dispatch = slow
+        fleet.gather = slow
         caller = threading.Thread(target=lambda: found.append(model(torch.ones(4, 3))))
         caller.start()
         waiting.wait(10)
@@ -126,3 +156,31 @@ def test_closing_waits_for_a_call_of_another_thread():
         assert found[0].shape == (4, 2)
         with dk.Runtime(SCHEME, fleet):
             pass
+
+
+def test_a_fleet_that_is_closed_while_a_call_waits_ends_the_call():
+    seats = []
+
+    def dial():
+        link, seat = in_process()
+        seats.append(seat)
+        return link
+
+    model, found = torch.nn.Linear(3, 2), []
+    fleet = Fleet([Member(f"w{j}", f"o{j}", dial) for j in range(4)])
+
+    def call():
+        try:
+            model(torch.ones(4, 3))
+        except dk.errors.FleetError as error:
+            found.append(error)
+
+    runtime = dk.Runtime(SCHEME, fleet)
+    dk.protect_(model, runtime)
+    caller = threading.Thread(target=call)
+    caller.start()
+    while type(seats[0].read()[1]) is Forget:  # until the task arrives
+        pass
+    fleet.close()
+    caller.join(10)
+    assert "the fleet is closed" in str(found[0])

@@ -9,6 +9,7 @@ from torch import nn
 
 import darknight as dk
 from darknight.errors import FleetError, ProtectError
+from fleet.threads import thread_fleet
 from nn.networks import Functional, mlp
 from nn.three_ways import SCHEME, assert_same, batches, compare, fleet_runtime, random, snapshot, train
 
@@ -155,7 +156,7 @@ def test_a_closed_runtime_is_refused_by_name():
 
 def test_a_closed_fleet_is_refused():
     model = mlp()
-    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+    with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         dk.protect_(model, runtime)
         fleet.close()
         with pytest.raises(FleetError, match="fleet is closed"):

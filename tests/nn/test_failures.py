@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 import darknight as dk
-from darknight.errors import DarKnightError, EncodingError, FleetError, OpError, SchemeError, WorkerError
+from darknight.errors import DarKnightError, EncodingError, FleetError, OpError, SchemeError
 from darknight.fleet import Fleet
+from darknight.runtime.crew import Crew
+from fleet.threads import thread_fleet
 from nn.three_ways import SCHEME, assert_same, batches, compare, fleet_runtime, random, snapshot
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,7 +60,7 @@ def test_noise_that_the_dtype_cannot_carry_is_refused(arithmetic):
 
 def test_a_fleet_smaller_than_the_scheme_is_refused():
     larger = dk.Scheme(inputs=4, colluders=2)
-    with dk.local_fleet(SCHEME) as fleet:
+    with thread_fleet(SCHEME) as fleet:
         with pytest.raises(FleetError, match=f"{SCHEME.workers} workers; this scheme needs {larger.workers}"):
             dk.Runtime(larger, fleet)
         with dk.Runtime(SCHEME, fleet) as runtime:  # the fleet is none the worse for it
@@ -66,7 +68,7 @@ def test_a_fleet_smaller_than_the_scheme_is_refused():
 
 
 def test_a_larger_fleet_is_accepted():
-    with dk.local_fleet(dk.Scheme(inputs=4, colluders=2)) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+    with thread_fleet(dk.Scheme(inputs=4, colluders=2)) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         prepared(runtime)
 
 
@@ -181,23 +183,25 @@ def test_messages_contain_no_data_values():
 
 # --- interruptions --------------------------------------------------------------------------------------------------
 class Interrupted:
-    """Raises at the given dispatch, counted from one: before sending, or after the answers came."""
+    """Raises in the given round of tasks, counted from one: before they are sent, or while answers are under way."""
 
-    def __init__(self, monkeypatch, at, raising=KeyboardInterrupt, sent=True):
-        self.calls = 0
-        original = Fleet.dispatch
+    def __init__(self, monkeypatch, at, sent=True):
+        self.rounds = 0
+        run, gather = Crew.run, Fleet.gather
 
-        def dispatch(fleet, tasks, expected):
-            self.calls += 1
-            if self.calls == at and not sent:
-                raise raising
-            if self.calls == at:
-                for worker, task in tasks.items():  # answers are under way that nobody will fetch
-                    fleet._send(worker, task)
-                raise raising
-            return original(fleet, tasks, expected)
+        def counted(crew, *arguments, **settings):
+            self.rounds += 1
+            if self.rounds == at and not sent:
+                raise KeyboardInterrupt
+            return run(crew, *arguments, **settings)
 
-        monkeypatch.setattr(Fleet, "dispatch", dispatch)
+        def interrupted(fleet, *arguments):
+            if self.rounds == at:
+                raise KeyboardInterrupt
+            return gather(fleet, *arguments)
+
+        monkeypatch.setattr(Crew, "run", counted)
+        monkeypatch.setattr(Fleet, "gather", interrupted)
 
 
 def undisturbed(steps):
@@ -264,12 +268,12 @@ def test_a_real_signal_while_workers_compute(monkeypatch):
         before = snapshot(model, optimizer)
         original = Fleet._checked
 
-        def signalled(worker, answer, expected):
-            monkeypatch.setattr(Fleet, "_checked", staticmethod(original))
+        def signalled(*arguments):
+            monkeypatch.setattr(Fleet, "_checked", original)
             signal.raise_signal(signal.SIGINT)
-            return original(worker, answer, expected)
+            return original(*arguments)
 
-        monkeypatch.setattr(Fleet, "_checked", staticmethod(signalled))
+        monkeypatch.setattr(Fleet, "_checked", signalled)
         with pytest.raises(KeyboardInterrupt):
             model(batches(1)[0][0])
         assert_same(before, snapshot(model, optimizer))
@@ -282,33 +286,18 @@ def test_a_real_signal_while_workers_compute(monkeypatch):
 def test_ctrl_c_while_weights_are_sent(monkeypatch):
     with fleet_runtime() as runtime:
         model, optimizer = prepared(runtime)
-        original, calls = Fleet._send, []
+        original, calls = Fleet.post, []
 
-        def send(fleet, worker, message):
+        def post(fleet, worker, message):
             calls.append(worker)
             if len(calls) == 2:
                 raise KeyboardInterrupt
             return original(fleet, worker, message)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Fleet, "_send", send)
+            patch.setattr(Fleet, "post", post)
             with pytest.raises(KeyboardInterrupt):
                 model(batches(1)[0][0])
-        for batch in batches(2):
-            step(model, optimizer, batch)
-        found = snapshot(model, optimizer)
-    assert_same(found, undisturbed(2))
-
-
-def test_a_worker_that_fails_once_is_named_and_the_step_can_be_repeated(monkeypatch):
-    with fleet_runtime() as runtime:
-        model, optimizer = prepared(runtime)
-        before = snapshot(model, optimizer)
-        with monkeypatch.context() as patch:
-            Interrupted(patch, at=2, raising=WorkerError("worker 1 refused: no memory", worker=1))
-            with pytest.raises(WorkerError, match="worker 1"):
-                model(batches(1)[0][0])
-        assert_same(before, snapshot(model, optimizer))
         for batch in batches(2):
             step(model, optimizer, batch)
         found = snapshot(model, optimizer)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import darknight as dk
 from darknight.nn import Report
+from fleet.threads import thread_fleet
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)
 TOLERANCE = 0.02
@@ -19,7 +20,7 @@ Script = Callable[[Any], Iterable[Any]]
 @contextmanager
 def fleet_runtime(scheme=SCHEME, **settings) -> Iterator[dk.Runtime]:
     """A runtime with workers, whose transcripts are kept."""
-    with dk.local_fleet(scheme, record=True) as fleet, dk.Runtime(scheme, fleet, **settings) as runtime:
+    with thread_fleet(scheme, record=True) as fleet, dk.Runtime(scheme, fleet, **settings) as runtime:
         yield runtime
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import darknight as dk
+from fleet.threads import thread_fleet
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -40,7 +41,7 @@ def train(model: nn.Module, examples: int = 7, steps: int = 2) -> Tensor:
 
 def trained_by_fleet(scheme: dk.Scheme, examples: int = 7, seed: int = 0, steps: int = 2) -> Tensor:
     model = network()
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=seed) as runtime:
+    with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=seed) as runtime:
         dk.protect_(model, runtime)
         return train(model, examples, steps)
 

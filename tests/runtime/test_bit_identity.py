@@ -8,6 +8,7 @@ import torch
 import darknight as dk
 from darknight.runtime import field as field_calls
 from darknight.runtime import scales
+from fleet.threads import thread_fleet
 from runtime.scripts import batch, network, train, trained_alone, trained_by_fleet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,7 +98,7 @@ def gradients(runtime_of, examples: int = 6):
 def test_every_wrap_is_noticed_and_the_result_is_that_of_the_smaller_scale(monkeypatch, excess):
     scheme = dk.Scheme(inputs=4, colluders=1)
     forced(monkeypatch, excess)
-    with dk.local_fleet(scheme) as fleet:
+    with thread_fleet(scheme) as fleet:
         by_fleet, fleet_overflows = gradients(lambda: dk.Runtime(scheme, fleet))
     # Alone, every element is compared with the range: the smaller scale is the first at which none leaves it.
     alone, overflows = gradients(lambda: dk.Runtime(scheme, None))
@@ -113,7 +114,7 @@ def test_an_unnoticed_wrap_would_change_the_result(monkeypatch):
     forced(monkeypatch, 3)
     alone, _ = gradients(lambda: dk.Runtime(scheme, None))
     monkeypatch.setattr("darknight.integrity.freivalds._moduli", lambda prime: (prime, prime))
-    with dk.local_fleet(scheme) as fleet:
+    with thread_fleet(scheme) as fleet:
         blind, overflows = gradients(lambda: dk.Runtime(scheme, fleet))
     assert overflows == 0
     assert not all(torch.equal(found, wanted) for found, wanted in zip(blind, alone, strict=True))
@@ -135,7 +136,7 @@ def test_a_scheme_without_freivalds_leaves_the_range_to_no_chance():
     model = torch.nn.Linear(4096, 3, bias=False)
     torch.nn.init.constant_(model.weight, 0.7)
     x = torch.full((4, 4096), 0.9)
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+    with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
         dk.protect_(model, runtime)
         torch.testing.assert_close(model(x), torch.full((4, 3), 4096 * 0.63), rtol=0.01, atol=0)
 
@@ -208,7 +209,7 @@ def test_the_state_of_another_model_is_refused():
 def test_a_model_that_is_protected_again_begins_again():
     """Names are free when a model is unprotected: the second training is the first one, bit for bit."""
     scheme = dk.Scheme(inputs=4, colluders=1)
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+    with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
         found = []
         for _ in range(2):
             model = network()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import darknight as dk
+from fleet.threads import thread_fleet
 from runtime.scripts import network, train, trained_by_fleet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -15,7 +16,7 @@ REAL = dk.Scheme(inputs=3, colluders=1, arithmetic=dk.Real(1e3))
 
 
 def layer(scheme, **options):
-    fleet = dk.local_fleet(scheme)
+    fleet = thread_fleet(scheme)
     runtime = dk.Runtime(scheme, fleet, **{key: options.pop(key) for key in ("strict_bounds",) if key in options})
     model = nn.Sequential(nn.Linear(6, 4, bias=False))
     dk.protect_(model, runtime, **options)
@@ -109,7 +110,7 @@ PAPER = dk.Scheme.paper()
 def test_what_leaves_the_range_of_floats_is_refused_and_nobody_is_blamed(scheme, weight, value, fits):
     model = nn.Linear(6, 4, bias=False).double()
     nn.init.constant_(model.weight, weight)
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime, torch.no_grad():
+    with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime, torch.no_grad():
         dk.protect_(model, runtime)
         x = torch.full((4, 6), value, dtype=torch.float64)
         if not fits:
@@ -123,7 +124,7 @@ def test_what_leaves_the_range_of_floats_is_refused_and_nobody_is_blamed(scheme,
 def test_so_are_gradients(scale):
     scheme = dk.Scheme.paper()
     model = nn.Linear(6, 4, bias=False).double()
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+    with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
         dk.protect_(model, runtime)
         y = model(torch.ones(4, 6, dtype=torch.float64))
         with pytest.raises(dk.errors.EncodingError, match="layer"):

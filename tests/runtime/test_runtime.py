@@ -7,25 +7,26 @@ import torch
 from torch import nn
 
 import darknight as dk
-from darknight.fleet import Fleet
+from darknight.fleet import Fleet, Member
+from darknight.types import Pass
 from darknight.wire import in_process
+from fleet.threads import thread_fleet
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)
 
 
-def idle_fleet(operators):
-    return Fleet([in_process()[0] for _ in operators], operators=operators)
+def idle_fleet(operators, **options):
+    members = [Member(f"w{j}", operator, lambda: in_process()[0]) for j, operator in enumerate(operators)]
+    return Fleet(members, **options)
 
 
 def test_a_fleet_that_is_too_small_is_refused_with_the_numbers():
-    with pytest.raises(
-        dk.errors.FleetError, match=r"3 workers; this scheme needs 4 \(inputs=2, colluders=1, spares=0\)"
-    ):
+    with pytest.raises(dk.errors.FleetError, match=r"3 workers; this scheme needs 4 \(inputs=2, colluders=1, spares=0"):
         dk.Runtime(SCHEME, idle_fleet(["a", "b", "c"]))
 
 
 def test_one_operator_may_not_hold_more_shares_than_colluders():
-    with pytest.raises(dk.errors.FleetError, match="operator 'a' runs 2 workers"):
+    with pytest.raises(dk.errors.FleetError, match="operator 'a' runs w0, w2; operator 'b'"):
         dk.Runtime(SCHEME, idle_fleet(["a", "b", "a", "c"]))
     dk.Runtime(dk.Scheme(inputs=2, colluders=2), idle_fleet(["a", "b", "a", "c", "b", "c"]))
 
@@ -45,7 +46,7 @@ def test_arguments_of_the_wrong_kind_are_named(scheme, fleet, error):
 def test_an_inference_scheme_needs_fewer_workers_and_refuses_to_train():
     scheme = SCHEME.for_inference()
     model = nn.Linear(3, 2)
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+    with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
         assert fleet.workers == 3
         dk.protect_(model, runtime)
         with torch.no_grad():
@@ -63,7 +64,7 @@ def test_alone_an_inference_scheme_refuses_to_train_as_well():
 
 
 def test_what_is_closed_is_refused_at_the_door():
-    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+    with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         pass
     with pytest.raises(dk.errors.FleetError, match="closed"):
         dk.Runtime(SCHEME, fleet)
@@ -83,7 +84,7 @@ def test_a_closed_runtime_says_what_to_do():
 
 def test_a_closed_fleet_says_what_to_do():
     model = nn.Linear(3, 2)
-    with dk.local_fleet(SCHEME) as fleet:
+    with thread_fleet(SCHEME) as fleet:
         runtime = dk.Runtime(SCHEME, fleet)
         dk.protect_(model, runtime)
     with pytest.raises(dk.errors.FleetError, match="closed"):
@@ -92,7 +93,7 @@ def test_a_closed_fleet_says_what_to_do():
 
 def test_more_workers_than_needed_stand_idle():
     scheme = dk.Scheme(inputs=4, colluders=1)
-    with dk.local_fleet(scheme, record=True) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+    with thread_fleet(scheme, record=True) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         model = nn.Linear(3, 2)
         dk.protect_(model, runtime)
         model(torch.randn(4, 3)).sum().backward()
@@ -100,7 +101,7 @@ def test_more_workers_than_needed_stand_idle():
 
 
 def test_after_a_batch_of_one_the_warning_comes_once():
-    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+    with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         model = nn.Linear(3, 2)
         dk.protect_(model, runtime)
         with pytest.warns(dk.errors.PrivacyWarning, match="batch of one"):
@@ -131,21 +132,21 @@ def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on():
     """A signal handler that runs the model would take the answers that the interrupted call waits for."""
     model = nn.Linear(3, 2)
     x = torch.randn(4, 3)
-    with dk.local_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime, torch.no_grad():
+    with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime, torch.no_grad():
         dk.protect_(model, runtime)
-        expected, dispatch = model(x), fleet.dispatch
+        expected, gather = model(x), fleet.gather
 
         def interrupted(*arguments):
             with pytest.raises(dk.errors.FleetError, match="inside a layer call"):
                 model(x)
-            return dispatch(*arguments)
+            return gather(*arguments)
 
-        fleet.dispatch = interrupted
+        fleet.gather = interrupted
         assert torch.equal(model(x), expected)
 
 
 def test_the_ledger_counts_the_bytes_that_workers_saw():
-    with dk.local_fleet(SCHEME, record=True) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+    with thread_fleet(SCHEME, record=True) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
         dk.protect_(model, runtime)
         for _ in range(2):
@@ -158,15 +159,20 @@ def test_the_ledger_counts_the_bytes_that_workers_saw():
         assert runtime.ledger.sent_bytes == sum(record.tensor.nbytes for record in seen) - replies
 
 
-def test_a_worker_that_does_not_answer_is_named_and_its_time_is_waiting_time(monkeypatch):
-    monkeypatch.setattr("darknight.fleet.fleet.PATIENCE", 0.2)
-    fleet = idle_fleet(["a", "b", "c", "d"])  # nobody sits at the other end
-    with fleet, dk.Runtime(SCHEME, fleet) as runtime, torch.no_grad():
-        model = nn.Linear(3, 2)
+def test_workers_that_do_not_answer_are_named_and_their_time_is_waiting_time():
+    """Nobody sits at the other end; in the end the enclave has done everything itself."""
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with dk.Runtime(SCHEME, None) as runtime, torch.no_grad():
         dk.protect_(model, runtime)
-        with pytest.raises(dk.errors.WorkerError, match="worker 0 did not answer") as caught:
-            model(torch.randn(4, 3))
-        assert caught.value.worker == 0
-        assert runtime.ledger.waiting_seconds >= 0.2
-        assert runtime.ledger.layer_seconds - runtime.ledger.waiting_seconds < 0.2
-        assert runtime.ledger.sent_bytes > 0
+        expected = model(x)
+        dk.unprotect_(model)
+    with idle_fleet("abcd", patience=0.2) as fleet, dk.Runtime(SCHEME, fleet) as runtime, torch.no_grad():
+        dk.protect_(model, runtime)
+        assert torch.equal(model(x), expected)
+        ledger = runtime.ledger
+        assert set(ledger.missed) == {"w0", "w1", "w2", "w3"}
+        assert "worker 0 (w0) failed: it did not answer in time" in ledger.reasons["w0"]
+        assert ledger.done_in_enclave[Pass.FORWARD] == 3
+        assert ledger.waiting_seconds >= 0.2
+        assert ledger.layer_seconds - ledger.waiting_seconds < 0.5
+        assert ledger.sent_bytes > 0

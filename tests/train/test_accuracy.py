@@ -8,6 +8,7 @@ import darknight as dk
 from darknight.data import read_dataset
 from darknight.models import build_model
 from darknight.train import fit
+from fleet.threads import thread_fleet
 
 SCHEMES = {"field": dk.Scheme(inputs=4, colluders=1), "paper": dk.Scheme.paper()}
 SETTINGS = {"epochs": 8, "batch_size": 64, "learning_rate": 0.05}
@@ -26,7 +27,7 @@ def accuracies(scheme: dk.Scheme, seed: int, runs: int) -> tuple[float, float]:
 
     private = []
     for _ in range(runs):
-        with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=seed) as runtime:
+        with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=seed) as runtime:
             private.append(trained(runtime))
     return trained(None), sum(private) / runs
 

@@ -1,66 +1,91 @@
-"""The in-process transport: order, tickets, timeouts, closing."""
+"""The in-process transport keeps to the contract of a link: order, futures, closing, and no believing."""
 
 import threading
 
 import pytest
+import torch
 
-from darknight.types import Forget, Refusal
-from darknight.wire import LinkClosed, LinkTimeout, in_process
+from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Refusal
+from darknight.wire import LinkClosed, Misbehaved, Refused, in_process
+
+EXPECTED = Expected({Pass.FORWARD: (2,)}, torch.int32, 7)
 
 
-def test_messages_arrive_in_order_with_their_tickets():
+def task(call=1):
+    return ForwardTask(layer="a", call=call, version=1, tensor=torch.ones(2), compute=True, keep=False)
+
+
+def answer(call=1, value=1):
+    tensors = {Pass.FORWARD: torch.full((2,), value, dtype=torch.int32)}
+    return Answer(layer="a", call=call, tensors=tensors, seconds=0.0)
+
+
+def test_messages_arrive_in_order():
     link, seat = in_process()
-    tickets = [link.send(Forget(calls=(number,))) for number in range(3)]
-    assert [seat.read() for _ in range(3)] == [(t, Forget(calls=(n,))) for n, t in enumerate(tickets)]
+    for number in range(3):
+        link.post(Forget(calls=(number,)))
+    assert [seat.read()[1] for _ in range(3)] == [Forget(calls=(number,)) for number in range(3)]
 
 
-def test_replies_to_older_tickets_are_dropped():
-    """As after an interrupted call: its answers arrive later, and belong to nobody."""
+def test_answers_come_in_any_order():
     link, seat = in_process()
-    old, new = link.send(Forget()), link.send(Forget())
-    seat.write(old, Refusal(message="old"))
-    seat.write(new, Refusal(message="new"))
-    assert link.receive(new, timeout=1).message == "new"
+    asked = [link.ask(task(call), EXPECTED) for call in range(3)]
+    tickets = [seat.read()[0] for _ in range(3)]
+    for place in (2, 0, 1):
+        seat.write(tickets[place], answer(value=place))
+    assert [int(future.result(1).tensors[Pass.FORWARD][0]) for future in asked] == [0, 1, 2]
 
 
-def test_a_flood_of_other_answers_is_a_timeout_too():
+def test_a_refusal_ends_the_task_and_not_the_link():
     link, seat = in_process()
-    wanted = link.send(Forget())
-    stop = threading.Event()
-
-    def flood():
-        while not stop.is_set():
-            seat.write(0, Refusal(message="not asked"))
-
-    thread = threading.Thread(target=flood)
-    thread.start()
-    with pytest.raises(LinkTimeout):
-        link.receive(wanted, timeout=0.2)
-    stop.set()
-    thread.join()
+    asked = link.ask(task(), EXPECTED)
+    seat.write(seat.read()[0], Refusal(message="no room"))
+    with pytest.raises(Refused, match="no room"):
+        asked.result(1)
+    assert link.failure is None
 
 
-def test_silence_is_a_timeout():
-    link, _ = in_process()
-    with pytest.raises(LinkTimeout):
-        link.receive(link.send(Forget()), timeout=0.01)
+def test_an_answer_that_is_not_wanted_any_more_is_dropped():
+    link, seat = in_process()
+    asked = link.ask(task(), EXPECTED)
+    assert asked.cancel()
+    seat.write(seat.read()[0], answer())
+    assert link.failure is None
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_an_answer_that_nobody_asked_for_breaks_the_link(twice):
+    link, seat = in_process()
+    open_one = link.ask(task(1), EXPECTED)
+    asked = link.ask(task(2), EXPECTED)
+    seat.read()
+    ticket = seat.read()[0]
+    if twice:
+        seat.write(ticket, answer())
+        assert asked.result(1)
+    seat.write(ticket if twice else 1000, answer())
+    with pytest.raises(Misbehaved, match="not asked"):
+        open_one.result(1)
+    with pytest.raises(Misbehaved):
+        link.post(Forget())
 
 
 def test_a_worker_that_closes_its_end_is_noticed_at_once():
     link, seat = in_process()
-    ticket = link.send(Forget())
+    asked = link.ask(task(), EXPECTED)
     threading.Timer(0.05, seat.close).start()
     with pytest.raises(LinkClosed):
-        link.receive(ticket, timeout=30)
+        asked.result(30)
     with pytest.raises(LinkClosed):
-        link.send(Forget())
+        link.post(Forget())
 
 
 def test_a_closed_link_ends_the_workers_reading():
     link, seat = in_process()
-    link.send(Forget())
+    link.post(Forget())
+    link.close()
     link.close()
     assert seat.read() is not None
     assert seat.read() is None
     with pytest.raises(LinkClosed):
-        link.send(Forget())
+        link.ask(task(), EXPECTED)

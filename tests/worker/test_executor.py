@@ -5,8 +5,9 @@ import torch
 
 from darknight.errors import OpError
 from darknight.ops import field, from_spec
-from darknight.types import BackwardTask, Forget, ForwardTask, OpSpec, Pass, Weights
+from darknight.types import BackwardTask, Forget, ForwardTask, OpSpec, Pass, TooLarge, Weights
 from darknight.worker import Executor
+from darknight.worker.budget import Budget
 from ops.cases import CASES
 
 PRIME = 2**28 - 57
@@ -110,3 +111,73 @@ def test_everything_can_be_forgotten():
 def test_an_op_that_makes_no_sense_is_refused(spec):
     with pytest.raises(OpError):
         Executor().handle(Weights(layer="a", version=1, op=spec, prime=PRIME, tensor=torch.ones(2, 2)))
+
+
+def test_weights_that_were_refused_are_named_by_the_tasks_that_need_them():
+    case = CASES[0]
+    share = torch.ones(case.x_shape, dtype=torch.int32)
+    worker = Executor()
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    with pytest.raises(OpError, match=r"^no room for them$"):
+        worker.handle(TooLarge(layer="a", version=1, reason="no room for them"))
+    for _ in range(2):  # and the old ones of that version are not used in their place
+        with pytest.raises(OpError, match="weights of version 1 were refused: no room for them"):
+            worker.handle(forward(share))
+    with pytest.raises(OpError):
+        worker.handle(Weights(layer="a", version=2, op=OpSpec("unknown"), prime=PRIME, tensor=torch.ones(2, 2)))
+    with pytest.raises(OpError, match="weights of version 2 were refused: "):
+        worker.handle(forward(share, version=2))
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    assert worker.handle(forward(share)).tensors
+    worker.handle(Forget(weights=(("a", 2),)))
+    with pytest.raises(OpError, match="weights of version 2 never arrived"):
+        worker.handle(forward(share, version=2))
+
+
+def test_reasons_cannot_fill_the_memory():
+    worker = Executor()
+    for version in range(1000):
+        with pytest.raises(OpError):
+            worker.handle(TooLarge(layer="a", version=version, reason="no room"))
+    assert len(worker._reasons) < 500
+
+
+def test_everything_that_is_kept_is_counted_and_given_back():
+    case = CASES[0]
+    budget = Budget(64 << 20)
+    worker = Executor(budget=budget)
+    share = torch.ones(case.x_shape, dtype=torch.int32)
+    for round_ in range(3):
+        for version in (1, 2):
+            worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32), version))
+        for call in (1, 2):
+            worker.handle(forward(share, call=call))
+        with pytest.raises(OpError):  # a task that is refused keeps nothing
+            worker.handle(forward(torch.ones(2, 999), call=3))
+        counted = budget.held
+        assert counted >= 2 * share.nbytes + 2 * 4 * torch.Size(case.w_shape).numel()
+        worker.handle(forward(share, call=2))  # again: in the place of the first
+        assert budget.held == counted
+        if round_ == 1:
+            worker.handle(Forget(calls=(1, 2), weights=(("a", 1), ("a", 2))))
+            assert budget.held < 1 << 16  # an answer that may be on its way
+        worker.handle(Forget(everything=True))
+        assert budget.held == 0
+
+
+def test_a_task_that_does_not_fit_leaves_nothing_behind():
+    case = CASES[0]
+    worker = Executor(budget=Budget(1 << 16))
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    share = torch.ones(case.x_shape, dtype=torch.int32)
+    with pytest.raises(OpError, match="no room: the computation"):
+        worker.handle(forward(share))
+    delta = torch.ones(case.op.output_shape(case.x_shape, case.w_shape), dtype=torch.int32)
+    worker = Executor()
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    worker.handle(forward(share))
+    other = (case.x_shape[0] + 1, *case.x_shape[1:])
+    more = torch.cat([delta, delta[:1]])
+    task = BackwardTask(layer="a", call=1, version=1, tensor=more, passes=(Pass.GRAD_WEIGHT,), x_shape=other)
+    with pytest.raises(OpError, match="the input share kept for call 1 has shape"):
+        worker.handle(task)

@@ -2,10 +2,14 @@
 
 from darknight.accounting.events import (
     BoundRaised,
+    DoneInEnclave,
     Event,
     Failed,
     Masked,
+    Missed,
     Overflow,
+    Resent,
+    Reseated,
     SentClear,
     Spent,
     Traffic,
@@ -13,17 +17,22 @@ from darknight.accounting.events import (
     Verified,
 )
 from darknight.accounting.leakage import Dependence, coalition_bound, gaussian_information, worst_coalition
-from darknight.accounting.ledger import Ledger
+from darknight.accounting.ledger import ONE_OPERATOR, Ledger
 from darknight.accounting.theorems import entropy, lemma_1, lemma_2, theorem_1, theorem_2
 
 __all__ = [
+    "ONE_OPERATOR",
     "BoundRaised",
     "Dependence",
+    "DoneInEnclave",
     "Event",
     "Failed",
     "Ledger",
     "Masked",
+    "Missed",
     "Overflow",
+    "Resent",
+    "Reseated",
     "SentClear",
     "Spent",
     "Traffic",

@@ -87,4 +87,54 @@ class Spent:
     workers: float
 
 
-Event = Masked | SentClear | Verified | Unchecked | Failed | Overflow | BoundRaised | Traffic | Spent
+@dataclass(frozen=True, kw_only=True)
+class Missed:
+    """A worker gave no usable answer in this call. Its part was done by others, or again."""
+
+    layer: str
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reseated:
+    """A seat of the scheme changed hands: to `worker`, or to nobody, and then the enclave does its part."""
+
+    seat: int
+    worker: str | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resent:
+    """A share went, unchanged, to another worker, whose operator holds no other share of that masking."""
+
+    layer: str
+    seat: int
+    worker: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoneInEnclave:
+    """The enclave did the part of a worker that was missing."""
+
+    layer: str
+    kind: Pass
+    seat: int
+
+
+Event = (
+    Masked
+    | SentClear
+    | Verified
+    | Unchecked
+    | Failed
+    | Overflow
+    | BoundRaised
+    | Traffic
+    | Spent
+    | Missed
+    | Reseated
+    | Resent
+    | DoneInEnclave
+)

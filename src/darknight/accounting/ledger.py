@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 
 from darknight.accounting.events import (
     BoundRaised,
+    DoneInEnclave,
     Event,
     Failed,
     Masked,
+    Missed,
     Overflow,
+    Resent,
+    Reseated,
     SentClear,
     Spent,
     Traffic,
@@ -26,16 +30,23 @@ VISIBLE_ANYWAY = (
 )
 
 
+ONE_OPERATOR = "EVERYTHING IS VISIBLE: insecure_one_operator=True lets one operator hold all shares, which hide nothing"
+
+
 class Ledger:
     """Adds up events. An event that it does not know raises TypeError: nothing goes uncounted.
 
     exact: shares leak nothing (Field). sends: there are workers. Leakage is counted for an example that was in every
     batch: bounds add over layers, passes and steps. For gradients in the clear there is no bound, only their number.
+    one_operator: nobody keeps one operator from holding every share, so nothing is hidden from it.
     """
 
-    def __init__(self, *, exact: bool, not_covered: Sequence[str], sends: bool = True) -> None:
+    def __init__(
+        self, *, exact: bool, not_covered: Sequence[str], sends: bool = True, one_operator: bool = False
+    ) -> None:
         self._exact = exact
         self._sends = sends
+        self._one_operator = sends and one_operator
         self._not_covered = tuple(not_covered)
         self.nats_per_example = 0.0
         self.maskings = 0
@@ -45,6 +56,11 @@ class Ledger:
         self.failed: list[Failed] = []
         self.overflows: Counter[str] = Counter()
         self.bounds_raised: list[BoundRaised] = []
+        self.missed: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}  # by worker, the latest
+        self.reseated: list[Reseated] = []
+        self.resent = 0
+        self.done_in_enclave: Counter[Pass] = Counter()
         self.sent_bytes = 0
         self.received_bytes = 0
         self.layer_seconds = 0.0
@@ -60,6 +76,10 @@ class Ledger:
             BoundRaised: self.bounds_raised.append,
             Traffic: self._traffic,
             Spent: self._spent,
+            Missed: self._missed,
+            Reseated: self.reseated.append,
+            Resent: self._resent,
+            DoneInEnclave: self._done_in_enclave,
         }
 
     def record(self, event: Event) -> None:
@@ -72,6 +92,8 @@ class Ledger:
     def leakage_in_words(self) -> str:
         if not self._sends:
             return "nothing was sent: there are no workers"
+        if self._one_operator:
+            return ONE_OPERATOR
         if self._exact:
             words = "0 nats from the shares of any M workers (exact arithmetic in a finite field)"
         else:
@@ -108,6 +130,13 @@ class Ledger:
                 "overflows": self.overflows.total(),
             },
             "bounds_raised": len(self.bounds_raised),
+            "faults": {
+                "answers_missed": {worker: count for worker, count in sorted(self.missed.items())},
+                "latest_reasons": dict(sorted(self.reasons.items())),
+                "seats_changed": len(self.reseated),
+                "shares_resent": self.resent,
+                "done_in_enclave": {kind.value: self.done_in_enclave[kind] for kind in Pass},
+            },
             "traffic": {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes},
             "time": {
                 "masking_seconds": self.layer_seconds - self.waiting_seconds,
@@ -130,11 +159,30 @@ class Ledger:
             *(f"not covered  {line}" for line in self.not_covered),
             f"integrity    {checks} checks passed, {len(self.failed)} failed{unchecked}",
             changes,
+            f"faults       {self._faults_in_words}",
+            *(f"             {reason}" for _, reason in sorted(self.reasons.items())),
             f"traffic      {_megabytes(self.sent_bytes)} sent, {_megabytes(self.received_bytes)} received",
             f"wall time    {self.layer_seconds - self.waiting_seconds:.1f} s masking, unmasking and checking, "
             f"{self.waiting_seconds:.1f} s waiting for workers ({self.worker_seconds:.1f} s of computing)",
         ]
         return "\n".join(lines)
+
+    @property
+    def _faults_in_words(self) -> str:
+        return (
+            f"{self.missed.total():,} answers missed, {self.resent:,} shares sent again, "
+            f"{self.done_in_enclave.total():,} parts done in the enclave"
+        )
+
+    def _missed(self, event: Missed) -> None:
+        self.missed[event.worker] += 1
+        self.reasons[event.worker] = event.reason
+
+    def _resent(self, event: Resent) -> None:
+        self.resent += 1
+
+    def _done_in_enclave(self, event: DoneInEnclave) -> None:
+        self.done_in_enclave[event.kind] += 1
 
     def _masked(self, event: Masked) -> None:
         self.maskings += 1

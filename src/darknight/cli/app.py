@@ -9,8 +9,10 @@ import typer
 from typer.exceptions import TyperException
 
 from darknight import __version__
+from darknight.cli.fleet import fleet
 from darknight.cli.settings_file import read_settings_file
 from darknight.cli.train import train
+from darknight.cli.worker import WORKER_CONTEXT, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
 
 app = typer.Typer(
@@ -21,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DARKNIGHT"},
 )
 app.command("train")(train)
+app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
+app.add_typer(fleet, name="fleet")
 
 
 def _show_version(wanted: bool) -> None:
@@ -45,6 +49,7 @@ def darknight(
     options = {
         name: {max(option.opts, key=len).removeprefix("--"): option.is_flag for option in command.params}
         for name, command in context.command.commands.items()  # type: ignore[attr-defined]
+        if command.params  # `worker` reads settings of its own, and `fleet` has its options one level further down
     }
     context.default_map = read_settings_file("darknight.toml", options)
 

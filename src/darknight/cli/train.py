@@ -2,76 +2,67 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
 from darknight.cli.files import OutputFolder
+from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.cli.progress import display_on
 from darknight.cli.scheme_options import Arithmetic, SchemeOptions
 from darknight.cli.training import Settings, read_and_build, run_training
 from darknight.cli.training_table import training_table
 from darknight.data import DATASETS
-from darknight.errors import PrivacyWarning
 from darknight.models import MODELS
 
-
-class LogLevel(StrEnum):
-    """What --log-level accepts."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-def _option(panel: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_envvar=False)
-
-
-_TRAINING, _MASKING, _OUTPUT = "Training", "Masking", "Output"
+_TRAINING, _MASKING, _WORKERS, _OUTPUT = "Training", "Masking", "Workers", "Output"
 
 
 def train(
-    model: Annotated[str, _option(_TRAINING, f"One of {', '.join(sorted(MODELS))}.")] = "small-cnn",
-    data: Annotated[str, _option(_TRAINING, f"One of {', '.join(sorted(DATASETS))}.")] = "digits",
-    epochs: Annotated[int, _option(_TRAINING, "Passes over the training examples.")] = 8,
-    batch_size: Annotated[int, _option(_TRAINING, "Examples in one step.")] = 64,
-    learning_rate: Annotated[float, _option(_TRAINING, "Of SGD with momentum.")] = 0.05,
-    seed: Annotated[int, _option(_TRAINING, "Of weights, split, batches, rounding; not of masks.")] = 0,
-    clear: Annotated[bool, _option(_TRAINING, "Also train in the clear.", "--clear/--no-clear")] = True,
-    inputs: Annotated[int | None, _option(_MASKING, "K, examples masked together.  [default: 4]")] = None,
-    colluders: Annotated[int | None, _option(_MASKING, "M, workers that may collude.  [default: 1]")] = None,
-    spares: Annotated[int | None, _option(_MASKING, "E, redundant workers.  [default: 0]")] = None,
+    model: Annotated[str, option(_TRAINING, f"One of {', '.join(sorted(MODELS))}.")] = "small-cnn",
+    data: Annotated[str, option(_TRAINING, f"One of {', '.join(sorted(DATASETS))}.")] = "digits",
+    epochs: Annotated[int, option(_TRAINING, "Passes over the training examples.")] = 8,
+    batch_size: Annotated[int, option(_TRAINING, "Examples in one step.")] = 64,
+    learning_rate: Annotated[float, option(_TRAINING, "Of SGD with momentum.")] = 0.05,
+    seed: Annotated[int, option(_TRAINING, "Of weights, split, batches, rounding; not of masks.")] = 0,
+    clear: Annotated[bool, option(_TRAINING, "Also train in the clear.", "--clear/--no-clear")] = True,
+    inputs: Annotated[int | None, option(_MASKING, "K, examples masked together.  [default: 4]")] = None,
+    colluders: Annotated[int | None, option(_MASKING, "M, workers that may collude.  [default: 1]")] = None,
+    spares: Annotated[int | None, option(_MASKING, "E, redundant workers.  [default: 0]")] = None,
     arithmetic: Annotated[
         Arithmetic,
-        _option(_MASKING, "field: exact, shares say nothing. real: floats, a bounded leak. paper: as published."),
+        option(_MASKING, "field: exact, shares say nothing. real: floats, a bounded leak. paper: as published."),
     ] = Arithmetic.FIELD,
-    noise_std: Annotated[float | None, _option(_MASKING, "Of real arithmetic, in times the largest input.")] = None,
-    mixing: Annotated[str | None, _option(_MASKING, "systematic or dense.  [default: systematic]")] = None,
-    integrity: Annotated[str | None, _option(_MASKING, "freivalds, parity, both or off.  [default: freivalds]")] = None,
-    output: Annotated[Path, _option(_OUTPUT, "Folder for summary.json and shares.png.")] = Path("darknight-train"),
-    json: Annotated[bool, _option(_OUTPUT, "Print one JSON object instead of the table.", "--json")] = False,
-    log_level: Annotated[LogLevel, _option(_OUTPUT, "What is logged to stderr.")] = LogLevel.WARNING,
+    noise_std: Annotated[float | None, option(_MASKING, "Of real arithmetic, in times the largest input.")] = None,
+    mixing: Annotated[str | None, option(_MASKING, "systematic or dense.  [default: systematic]")] = None,
+    integrity: Annotated[str | None, option(_MASKING, "freivalds, parity, both or off.  [default: freivalds]")] = None,
+    fleet: Annotated[
+        Path | None, option(_WORKERS, "Fleet file with the workers.  [default: start some on this machine]")
+    ] = None,
+    insecure_one_operator: Annotated[
+        bool, option(_WORKERS, "Let one operator hold all shares: nothing is hidden.", "--insecure-one-operator")
+    ] = False,
+    output: Annotated[Path, option(_OUTPUT, "Folder for summary.json and shares.png.")] = Path("darknight-train"),
+    json: Annotated[bool, option(_OUTPUT, "Print one JSON object instead of the table.", "--json")] = False,
+    log_level: Annotated[LogLevel, option(_OUTPUT, "What is logged to stderr.")] = LogLevel.WARNING,
 ) -> None:
     """Train a model on masked shares, beside the same training in the clear.
 
-    Workers are simulated on this machine; each gets the weights and its shares. At the end there is a table of what it
-    cost and what it protected, and a picture of what one worker received.
+    Each worker gets the weights and its shares. Without --fleet the workers are processes on this machine, which only
+    simulate separate operators. At the end there is a table of what it cost and what it protected, and a picture of
+    what one worker receives.
 
     Example, with two colluding workers tolerated and a result for a script:
 
         darknight train --colluders 2 --epochs 3 --output run7 --json > run7.json
+
+    With workers of several operators (darknight fleet check says whether they are all there):
+
+        darknight train --fleet fleet.toml
 
     Settings come from flags, then from variables such as DARKNIGHT_TRAIN_EPOCHS, then from the table [train] of
     darknight.toml in the current directory.
@@ -79,7 +70,7 @@ def train(
     Exit codes: 0 done, 1 a DarKnight error, 2 bad usage, 130 interrupted.
     """
     console = Console(stderr=True, highlight=False)
-    with _messages_on(console, log_level):
+    with messages_on(console, log_level):
         settings = Settings(
             model=model,
             data=data,
@@ -97,6 +88,8 @@ def train(
             learning_rate=learning_rate,
             seed=seed,
             clear=clear,
+            fleet=fleet,
+            insecure_one_operator=insecure_one_operator,
         )
         examples, network = read_and_build(settings)
         folder = OutputFolder(output)
@@ -115,34 +108,3 @@ def train(
         print(text)
     else:
         Console(highlight=False).print(training_table(summary))
-
-
-@contextmanager
-def _messages_on(console: Console, level: LogLevel) -> Iterator[None]:
-    """Log lines and privacy warnings for people, on stderr and above the bars."""
-    logger = logging.getLogger("darknight")
-    handler = RichHandler(console=console, show_time=False, show_path=False)
-    level_before, show_before = logger.level, warnings.showwarning
-
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if issubclass(category, PrivacyWarning):
-            logger.warning("%s", message)
-        else:
-            show_before(message, category, filename, lineno, file, line)
-
-    logger.addHandler(handler)
-    logger.setLevel(level.value.upper())
-    warnings.showwarning = show
-    try:
-        yield
-    finally:
-        warnings.showwarning = show_before
-        logger.setLevel(level_before)
-        logger.removeHandler(handler)

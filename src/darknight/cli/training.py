@@ -7,6 +7,7 @@ import logging
 import math
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,10 @@ from darknight.cli.progress import Display
 from darknight.cli.scheme_options import scheme_words
 from darknight.coding import Field, Scheme
 from darknight.data import Dataset, read_dataset
-from darknight.fleet import local_fleet
+from darknight.errors import UsageError
+from darknight.fleet import Fleet, local_fleet
+from darknight.fleet.connect import connect
+from darknight.fleet.file import read_fleet_file
 from darknight.models import build_model
 from darknight.nn import protect_, unprotect_
 from darknight.report import shares_picture
@@ -32,7 +36,7 @@ log = logging.getLogger("darknight")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides what a training does."""
+    """Everything that decides what a training does. fleet: the fleet file; None for workers on this machine."""
 
     model: str
     data: str
@@ -42,13 +46,21 @@ class Settings:
     learning_rate: float
     seed: int
     clear: bool
+    fleet: Path | None = None
+    insecure_one_operator: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.epochs, self.batch_size, self.learning_rate, self.seed)
+        if self.insecure_one_operator and self.fleet is None:
+            raise UsageError(
+                "--insecure-one-operator is for --fleet; workers of this machine are a simulation. Drop it."
+            )
 
 
 def read_and_build(settings: Settings) -> tuple[Dataset, nn.Module]:
-    """The data and a new model, before anything is started or written."""
+    """The data and a new model, before anything is started or written; a bad fleet file is found here too."""
+    if settings.fleet is not None:
+        read_fleet_file(settings.fleet)
     data = read_dataset(settings.data, seed=settings.seed)
     return data, build_model(settings.model, shape=data.shape, classes=data.classes, seed=settings.seed)
 
@@ -57,8 +69,7 @@ def run_training(
     settings: Settings, data: Dataset, private: nn.Module, display: Display
 ) -> tuple[dict[str, Any], bytes]:
     """The summary, ready for JSON, and the picture as a PNG."""
-    clear = _fit(copy.deepcopy(private), data, settings, display.training("clear")) if settings.clear else None
-    history, ledger, layers = _train_on_shares(private, data, settings, display)
+    clear, history, ledger, layers, hands = _train(private, data, settings, display)
     with display.stage("looking at what one worker saw"):
         picture, view = _picture(private, data, settings)
     waiting = ledger["time"]["waiting_seconds"]
@@ -73,6 +84,7 @@ def run_training(
             "seed": settings.seed,
             "scheme": scheme_words(settings.scheme),
         },
+        "fleet": hands,
         "examples": {"train": len(data.train_x), "test": len(data.test_x)},
         "clear": clear and _history_words(clear),
         "private": {
@@ -103,22 +115,41 @@ def _fit(model: nn.Module, data: Dataset, settings: Settings, progress: Progress
     )
 
 
-def _train_on_shares(
+def _train(
     model: nn.Module, data: Dataset, settings: Settings, display: Display
-) -> tuple[History, dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[History | None, History, dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """In the clear if that is wanted, then on shares: both histories, the ledger, the layers, the fleet."""
     scheme = settings.scheme
     with ExitStack() as stack:
-        with display.stage(f"starting {scheme.workers} workers"):
-            fleet = stack.enter_context(local_fleet(scheme))
+        # Before the training in the clear: whoever waits for that should not learn afterwards that a worker is missing.
+        with display.stage("connecting to the fleet" if settings.fleet else f"starting {scheme.workers} workers"):
+            fleet = stack.enter_context(_fleet(settings))
             runtime = stack.enter_context(Runtime(scheme, fleet, seed=settings.seed))
-            report = protect_(model, runtime)
+        clear = _fit(copy.deepcopy(model), data, settings, display.training("clear")) if settings.clear else None
+        report = protect_(model, runtime)
         try:
             history = _fit(model, data, settings, display.training("private"))
         finally:
             unprotect_(model)
         log.info("layers\n%s", report)
         log.info("ledger\n%s", runtime.ledger)
-        return history, runtime.ledger.summary(), [asdict(row) for row in report.rows]
+        layers = [asdict(row) for row in report.rows]
+        return clear, history, runtime.ledger.summary(), layers, _fleet_words(settings, fleet)
+
+
+def _fleet(settings: Settings) -> Fleet:
+    if settings.fleet is None:
+        return local_fleet(settings.scheme)
+    return connect(settings.fleet, insecure_one_operator=settings.insecure_one_operator)
+
+
+def _fleet_words(settings: Settings, fleet: Fleet) -> dict[str, Any]:
+    workers = [{"name": name, "operator": who} for name, who in zip(fleet.names, fleet.operators, strict=True)]
+    return {
+        "file": settings.fleet and str(settings.fleet),
+        "workers": workers,
+        "insecure_one_operator": fleet.insecure_one_operator,
+    }
 
 
 def _picture(model: nn.Module, data: Dataset, settings: Settings) -> tuple[bytes, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rich import box
@@ -29,6 +30,9 @@ def training_table(summary: dict[str, Any]) -> Table:
     def row(label: str, text: str, *, section: bool = False) -> None:
         table.add_row(label, escape(text), end_section=section)
 
+    fleet = summary["fleet"]
+    if fleet["insecure_one_operator"]:
+        table.add_row("PRIVACY: NONE", "[bold red]one operator may hold all shares, and then it can unmask the data[/]")
     row("accuracy, private", f"{private['accuracy']:.3f} on {summary['examples']['test']:,} test images")
     row("accuracy, clear", f"{clear['accuracy']:.3f}" if clear else "not trained (--no-clear)", section=True)
     row("leakage", private["leakage"]["words"])
@@ -36,13 +40,21 @@ def training_table(summary: dict[str, Any]) -> Table:
     row("picture", f"a linear decoder on a worker's input shares: correlation {view['correlation']:z.2f} (1: a copy)")
     row("not covered", "\n".join(f"- {caveat}" for caveat in private["not_covered"]) or "-", section=True)
     row("integrity", _integrity_words(private["integrity"]))
-    row("work on shares", _work_words(private["layers"]), section=True)
+    row("work on shares", _work_words(private["layers"]))
+    row("operators", _operator_words(fleet), section=True)
     row("wall time", _time_words(time, clear))
     row("  in the enclave", f"{time['enclave_seconds']:.1f} s")
     row("  workers", f"{time['waiting_seconds']:.1f} s waited for, {time['worker_seconds']:.1f} s of work")
     row("bytes", f"{_bytes(traffic['sent_bytes'])} sent, {_bytes(traffic['received_bytes'])} received", section=True)
     row("files", "\n".join(summary["files"].values()))
     return table
+
+
+def _operator_words(fleet: dict[str, Any]) -> str:
+    if fleet["file"] is None:
+        return f"simulated: all {len(fleet['workers'])} workers are on this machine, in one hand"
+    hands = Counter(worker["operator"] for worker in fleet["workers"])
+    return ", ".join(f"{operator} ({count} worker{'s'[: count > 1]})" for operator, count in hands.items())
 
 
 def _integrity_words(integrity: dict[str, Any]) -> str:

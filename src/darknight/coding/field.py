@@ -19,14 +19,18 @@ from darknight.kernels import combine
 from darknight.randomness import Stream, uniform_below
 
 
-def encode(mixing: Mixing, groups: Tensor, prime: int, stream: Stream) -> Tensor:
+def encode(
+    mixing: Mixing, groups: Tensor, prime: int, stream: Stream, *, rows: Sequence[int] | None = None
+) -> Tensor:
     """Shares xbar = A [x; r] (Eq. 2): quantised (group, input, *feature) -> (worker, group, *feature), in [0, prime).
 
-    `groups` are integers of magnitude below the prime; the noise comes from `stream`.
+    `groups` are integers of magnitude below the prime; the noise comes from `stream`. rows: only these workers' shares,
+    in this order.
     """
+    chosen = mixing.rows if rows is None else [mixing.rows[row] for row in rows]
     noise = uniform_below(stream, (mixing.colluders, groups.shape[0], *groups.shape[2:]), prime)
-    shares = torch.empty(mixing.workers, groups.shape[0], *groups.shape[2:], dtype=torch.int32)
-    return combine(_integers(mixing.rows), [*groups.unbind(1), *noise], prime, out=shares, centred=False)
+    shares = torch.empty(len(chosen), groups.shape[0], *groups.shape[2:], dtype=torch.int32)
+    return combine(_integers(chosen), [*groups.unbind(1), *noise], prime, out=shares, centred=False)
 
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:

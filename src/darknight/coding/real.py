@@ -21,7 +21,7 @@ Leaks: the bound above, at every sending; the grid and the bound C1; shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,19 +77,32 @@ def gradient_error(code: Code, arithmetic: Real) -> float:
     return 16 * noise * (step * norm / math.sqrt(12) + 10 * code.amplification * noise * 2.0**-53)
 
 
-def encode(mixing: Mixing, groups: Tensor, grid: Grid, stream: Stream, dtype: torch.dtype) -> Tensor:
-    """Shares (Eq. 2): (group, input, *feature) -> (worker, group, *feature) in the wire's dtype."""
-    shape = (mixing.workers, groups.shape[0], *groups.shape[2:])
+def encode(
+    mixing: Mixing,
+    groups: Tensor,
+    grid: Grid,
+    stream: Stream,
+    dtype: torch.dtype,
+    *,
+    rows: Sequence[int] | None = None,
+) -> Tensor:
+    """Shares (Eq. 2): (group, input, *feature) -> (worker, group, *feature) in the wire's dtype.
+
+    rows: only these workers' shares, in this order.
+    """
+    chosen = range(mixing.workers) if rows is None else rows
+    shape = (len(chosen), groups.shape[0], *groups.shape[2:])
     mixed = torch.empty(shape, dtype=torch.float64)
-    data = [[float(value) for value in row] for row in mixing.data]
+    data = [[float(value) for value in mixing.data[row]] for row in chosen]
+    carriers = [mixing.noise[row] for row in chosen]
     shares = combine_grid(data, to_grid(groups, grid).unbind(1), out=mixed).round_().to(torch.int64)
     noise = grid_gaussian(stream, (mixing.colluders, *shape[1:]), grid.std, grid.mean)
     carried = torch.empty(shape, dtype=torch.int64)
-    shares += combine_grid(mixing.noise, noise.unbind(0), out=carried)
+    shares += combine_grid(carriers, noise.unbind(0), out=carried)
     if mixing.divisor > 1:
         L = mixing.divisor
         fractions = uniform_below(stream, noise.shape, L).to(torch.int64).sub_(L // 2)
-        combine_grid(mixing.noise, fractions.unbind(0), out=carried)
+        combine_grid(carriers, fractions.unbind(0), out=carried)
         shares += carried.mul_(2).add_(L).div_(2 * L, rounding_mode="floor")  # round(carried / L), half up
     return shares.to(torch.float64).mul_(2.0**-grid.exponent).to(dtype)
 

@@ -1,92 +1,187 @@
-"""The workers of one scheme: work goes out to all of them at once, answers come back checked for shape and range.
+"""The enclave's workers: work goes out, answers come back checked for shape and range, or there is a reason why not.
 
 Guarantees: an answer that leaves this room has exactly the shapes, the dtype and the range that the enclave fixed
-    beforehand; anything else raises WorkerError, which names the worker (contract test: tests/fleet/test_fleet.py).
+    beforehand; a worker that sends anything else is out, and the error names it (contract test:
+    tests/fleet/test_fleet.py).
 Assumes: nothing of the workers. Whether an answer is *right* is decided in darknight.integrity.
 Leaks: to each worker its own messages, their number, order and timing.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from darknight.errors import FleetError, WorkerError
-from darknight.types import Answer, Expected, Forget, Message, Record, Refusal, Task
-from darknight.wire import Link, LinkClosed, LinkTimeout, Transcript
+from darknight.errors import FleetError, UsageError, WorkerError
+from darknight.fleet.deadlines import Deadlines
+from darknight.fleet.member import Line, Member, quoted
+from darknight.types import Answer, Expected, Forget, Record, Task, Weights
+from darknight.wire import LinkError, Refused
 
-PATIENCE = 600.0  # seconds a worker may take for one task
+_ROUNDS = 0.25  # seconds between looks at who is missing
+
+
+class Recording(Protocol):
+    """What a worker of this machine saw, as it says itself."""
+
+    @property
+    def records(self) -> list[Record]: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a round of tasks: answers, and an error for each worker that gave none.
+
+    refused: the workers among them that said no in words, and live on.
+    """
+
+    answers: dict[int, Answer] = field(default_factory=dict)
+    lost: dict[int, WorkerError] = field(default_factory=dict)
+    refused: frozenset[int] = frozenset()
 
 
 class Fleet:
-    """Workers by number, the scheme's worker index. Close it, or use it as a context.
+    """Workers by number. Close it, or use it as a context.
 
     operators: who runs each worker; the guarantee counts operators, because one operator pools what its workers see.
+    insecure_one_operator: give all shares to whoever is there. Nothing is hidden then, and every report says so.
+    patience: seconds a worker may take for a task, instead of a deadline that follows from what was measured.
+    on_close: ends workers that were started for this fleet; it must not refer to the fleet.
     """
 
     def __init__(
         self,
-        links: Sequence[Link],
+        members: Sequence[Member],
         *,
-        operators: Sequence[str],
-        transcripts: Sequence[Transcript] | None = None,
+        recordings: Sequence[Recording] | None = None,
+        insecure_one_operator: bool = False,
+        patience: float | None = None,
+        on_close: Callable[[], object] | None = None,
     ) -> None:
-        if len(operators) != len(links):
-            raise FleetError(f"{len(operators)} operators for {len(links)} workers; needs one for each worker.")
-        self.operators = tuple(operators)
-        self._links = tuple(links)
-        self._transcripts = transcripts
-        self._stop: Callable[[], object] | None = None
+        if patience is not None and not (isinstance(patience, int | float) and 0 < patience < math.inf):
+            raise UsageError(f"patience={patience!r}; needs a number of seconds, or None.")
+        self.insecure_one_operator = insecure_one_operator
+        self._lines = tuple(Line(number, member) for number, member in enumerate(members))
+        self._recordings = recordings
+        self._deadlines = Deadlines(patience)
         self._closed = False
         self._runtime: weakref.ref[object] | None = None
         self._owner = threading.Lock()
+        self._over = threading.Event()
+        # A fleet that is closed, or dropped, or still there when the program ends, takes its links and workers along.
+        self._end = weakref.finalize(self, _end, self._lines, self._over, on_close)
+        try:
+            self._dial_all()
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(
+            target=_keep_dialling, args=(weakref.ref(self), self._over), name="darknight-fleet", daemon=True
+        ).start()
 
+    # --- who they are -----------------------------------------------------------------------------------------------
     @property
     def workers(self) -> int:
-        return len(self._links)
+        return len(self._lines)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(line.member.name for line in self._lines)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return tuple(line.member.operator for line in self._lines)
 
     @property
     def closed(self) -> bool:
         return self._closed
 
+    def ready(self, worker: int) -> bool:
+        """Whether it may be given work now."""
+        return self._lines[worker].ready
+
+    def trouble(self, worker: int) -> str:
+        """Why it is not ready, in words."""
+        return self._lines[worker].trouble
+
+    def epoch(self, worker: int) -> int:
+        """How often it began with an empty memory: what it was sent in another epoch it does not have any more."""
+        return self._lines[worker].epoch
+
     def __repr__(self) -> str:
-        return f"<Fleet: {self.workers} workers{', closed' if self._closed else ''}>"
+        ready = sum(line.ready for line in self._lines)
+        missing = "" if ready == self.workers or self._closed else f", {ready} of them ready"
+        return f"<Fleet: {self.workers} workers{missing}{', closed' if self._closed else ''}>"
 
-    def post(self, message: Message, workers: Sequence[int]) -> None:
-        """Sends a message that has no answer."""
-        for worker in workers:
-            self._send(worker, message)
+    # --- work -------------------------------------------------------------------------------------------------------
+    def post(self, worker: int, message: Weights | Forget) -> None:
+        """Sends a message that has no answer. Raises WorkerError if the worker is not ready."""
+        self.refuse_closed()
+        self._lines[worker].post(message)
 
-    def dispatch(self, tasks: Mapping[int, Task], expected: Mapping[int, Expected]) -> dict[int, Answer]:
-        """Sends every worker its task and waits for all answers, which are as `expected`."""
-        tickets = {worker: self._send(worker, task) for worker, task in tasks.items()}
-        deadline = time.monotonic() + PATIENCE
-        answers = {}
-        for worker, ticket in tickets.items():
-            try:
-                reply = self._links[worker].receive(ticket, deadline - time.monotonic())
-            except LinkTimeout:
-                raise WorkerError(f"worker {worker} did not answer in {PATIENCE:.0f} s.", worker=worker) from None
-            except LinkClosed:
-                raise self._gone(worker) from None
-            if isinstance(reply, Refusal):
-                raise WorkerError(f"worker {worker} refused: {_quoted(reply.message)}", worker=worker)
-            answers[worker] = self._checked(worker, reply, expected[worker])
-        return answers
+    def ask(self, worker: int, task: Task, expected: Expected) -> Future[Answer]:
+        """Sends a task; `gather` waits for the answer. Raises WorkerError if the worker is not ready."""
+        self.refuse_closed()
+        return self._lines[worker].ask(task, expected)
 
+    def gather(
+        self, asked: Mapping[int, Future[Answer]], expected: Mapping[int, Expected], key: Hashable = None
+    ) -> Outcome:
+        """Waits for answers until all are there or the rest is late. key: what takes equally long each time."""
+        begun, last = time.monotonic(), 0.0
+        waiting = {future: worker for worker, future in asked.items()}
+        outcome, refused = Outcome(), set()
+        while waiting:
+            due = self._deadlines.due(key, asked=len(asked), answered=len(asked) - len(waiting), last=last)
+            left = begun + due - time.monotonic()
+            done, _ = wait(waiting, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
+            if not done:
+                for future, worker in waiting.items():
+                    outcome.lost[worker] = self._lines[worker].late(future)
+                break
+            last = time.monotonic() - begun
+            for future in done:
+                worker = waiting.pop(future)
+                try:
+                    outcome.answers[worker] = self._checked(worker, future, expected[worker])
+                except Refused as error:
+                    outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
+                    refused.add(worker)
+                except LinkError as error:
+                    outcome.lost[worker] = self._lines[worker].failed(error)
+        if outcome.answers and not outcome.lost:
+            self._deadlines.measured(key, last)
+        return Outcome(outcome.answers, outcome.lost, frozenset(refused))
+
+    def _checked(self, worker: int, future: Future[Answer], expected: Expected) -> Answer:
+        """The answer, if its values can be what was asked for. Its form the link has seen to."""
+        self.refuse_closed()  # otherwise every worker would seem to have failed
+        answer = future.result()
+        for kind, tensor in answer.tensors.items():
+            if complaint := _complaint(tensor, expected):
+                self._lines[worker].expel(f"{kind.value}: an answer {complaint}")
+                raise _Nonsense(f"{kind.value}: an answer {complaint}")
+        return answer
+
+    # --- whose they are ---------------------------------------------------------------------------------------------
     def attach(self, runtime: object) -> None:
         """`runtime` works with this fleet from now on, alone: workers know calls and layers by its names for them."""
         with self._owner:
             current = self._runtime() if self._runtime is not None else None
             if current is not None and current is not runtime:
                 raise FleetError("this fleet works for another runtime. Close that one first, or start another fleet.")
+            self.refuse_closed()
             self._forget_everything()  # of a runtime that was dropped without being closed
             self._runtime = weakref.ref(runtime)
 
@@ -99,30 +194,46 @@ class Fleet:
                 self._runtime = None
 
     def _forget_everything(self) -> None:
-        for worker in range(self.workers):
+        for line in self._lines:
             with suppress(WorkerError):  # one that is gone remembers nothing
-                self._send(worker, Forget(everything=True))
+                line.post(Forget(everything=True))
 
     def transcript(self, worker: int) -> list[Record]:
         """Every tensor that `worker` received and sent so far, as it was on the wire."""
-        if self._transcripts is None:
+        if self._recordings is None:
             raise FleetError("this fleet keeps no transcripts. Start it with local_fleet(scheme, record=True).")
         if not 0 <= worker < self.workers:
             raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
-        return self._transcripts[worker].records
+        return self._recordings[worker].records
 
-    def on_close(self, stop: Callable[[], object]) -> None:
-        """What ends workers that were started for this fleet; `close` calls it once."""
-        self._stop = stop
+    # --- beginning and end ------------------------------------------------------------------------------------------
+    def _dial_all(self) -> None:
+        """Reaches every worker at once; those that do not answer may come later, if at least one is there."""
+
+        def attempt(line: Line) -> None:
+            with suppress(LinkError):
+                line.dial(now=True)
+
+        with ThreadPoolExecutor(max_workers=max(1, min(32, len(self._lines)))) as pool:
+            list(pool.map(attempt, self._lines))
+        if not any(line.ready for line in self._lines):
+            reasons = "; ".join(f"{line.member.name}: {line.trouble}" for line in self._lines)
+            raise FleetError(f"no worker can be used. {reasons or 'The fleet is empty'}.")
+
+    def _dial_broken(self) -> None:
+        for line in self._lines:
+            if line.broken and not self._closed:
+                with suppress(LinkError):
+                    line.dial()
+        if self._closed:  # while it dialled
+            for line in self._lines:
+                line.close()
 
     def close(self) -> None:
-        """Stops the workers. Transcripts stay."""
+        """Ends the links, and the workers if they were started for this fleet. Transcripts stay."""
         if not self._closed:
             self._closed = True
-            for link in self._links:
-                link.close()
-            if self._stop is not None:
-                self._stop()
+            self._end()
 
     def __enter__(self) -> Fleet:
         return self
@@ -132,50 +243,35 @@ class Fleet:
     ) -> None:
         self.close()
 
-    def _send(self, worker: int, message: Message) -> int:
+    def refuse_closed(self) -> None:
+        """Raises FleetError if the fleet is closed."""
         if self._closed:
             raise FleetError("the fleet is closed. Use the model inside the fleet's context, or unprotect it.")
-        try:
-            return self._links[worker].send(message)
-        except LinkClosed:
-            raise self._gone(worker) from None
-
-    @staticmethod
-    def _gone(worker: int) -> WorkerError:
-        return WorkerError(f"worker {worker} stopped. Close the fleet, start another, repeat the step.", worker=worker)
-
-    @staticmethod
-    def _checked(worker: int, answer: Answer, expected: Expected) -> Answer:
-        if not _has_form(answer) or answer.tensors.keys() != expected.shapes.keys():
-            raise WorkerError(f"worker {worker} answered another question than the one asked.", worker=worker)
-        for kind, shape in expected.shapes.items():
-            complaint = _complaint(answer.tensors[kind], shape, expected)
-            if complaint:
-                raise WorkerError(f"worker {worker}, {kind.value}: an answer {complaint}.", worker=worker)
-        return answer
 
 
-def _has_form(answer: object) -> bool:
-    """Whether this is an answer at all: dense tensors here, and a plausible number of seconds."""
-    return (
-        isinstance(answer, Answer)
-        and isinstance(answer.tensors, Mapping)
-        and all(type(t) is Tensor and t.layout == torch.strided and t.is_cpu for t in answer.tensors.values())
-        and isinstance(answer.seconds, float)
-        and 0 <= answer.seconds <= PATIENCE
-    )
+class _Nonsense(LinkError):  # noqa: N818
+    """Values that no honest worker can have computed. The worker is expelled already."""
 
 
-def _quoted(text: object) -> str:
-    """A worker's words, harmless to a terminal and not too long."""
-    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:300]) or "it gave no reason"
+def _end(lines: Sequence[Line], over: threading.Event, on_close: Callable[[], object] | None) -> None:
+    over.set()
+    for line in lines:
+        line.close()
+    if on_close is not None:
+        on_close()
 
 
-def _complaint(tensor: Tensor, shape: tuple[int, ...], expected: Expected) -> str:
-    if tuple(tensor.shape) != shape:
-        return f"of shape {tuple(tensor.shape)}; needs {shape}"
-    if tensor.dtype != expected.dtype:
-        return f"of {tensor.dtype}; needs {expected.dtype}"
+def _keep_dialling(fleet: weakref.ref[Fleet], over: threading.Event) -> None:
+    """Until the fleet is closed or dropped."""
+    while not over.wait(_ROUNDS):
+        current = fleet()
+        if current is None:
+            return
+        current._dial_broken()
+        del current
+
+
+def _complaint(tensor: Tensor, expected: Expected) -> str:
     if not tensor.numel():
         return ""
     if expected.prime is None:

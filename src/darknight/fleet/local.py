@@ -2,44 +2,173 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
-import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 
 from darknight.coding.scheme import Scheme
-from darknight.errors import FleetError
+from darknight.errors import FleetError, UsageError
 from darknight.fleet.fleet import Fleet
-from darknight.wire import Transcript, in_process
-from darknight.worker import Executor, serve
+from darknight.fleet.member import Member
+from darknight.fleet.nursery import Berth, Nursery
+from darknight.types import Answer, Expected, Record, Task
+from darknight.wire import Refused
+from darknight.wire.grpc_link import GrpcLink
+from darknight.wire.grpc_link import connect as open_link
+from darknight.wire.identity import ENCLAVE, Identity
+from darknight.wire.recording import Recording, recording_pair
+from darknight.wire.shared_memory import Host
+
+_RESTART_SECONDS = 10.0  # that a worker has to serve again
+_RECORD_SECONDS = 60.0  # that the record of an answer may take longer than the answer
 
 
-def local_fleet(scheme: Scheme, *, record: bool = False) -> Fleet:
-    """As many workers as `scheme` needs, as threads of this process: docs/adr/0005.
+class LocalFleet(Fleet):
+    """A fleet whose workers are processes that this one started, and that end with it.
+
+    Guarantees: no worker outlives this process, and none leaves memory behind: not after `close`, nor when the fleet is
+        dropped, nor after an exception, Ctrl-C or kill -9 (contract test: tests/fleet/test_local.py).
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        nursery: Nursery,
+        host: Host,
+        recordings: Sequence[Recording] | None,
+        patience: float | None,
+    ) -> None:
+        self._nursery = nursery
+        self._recorded = None if recordings is None else [_Recorded(recording) for recording in recordings]
+        stop = partial(_stop, nursery, host, recordings or ())
+        super().__init__(members, recordings=recordings, patience=patience, on_close=stop)
+
+    @property
+    def processes(self) -> dict[int, int]:
+        """The process id of every worker that runs, by number."""
+        return {} if self.closed else self._nursery.processes
+
+    def restart(self, worker: int) -> None:
+        """Starts another process in the worker's place. It joins again, with an empty memory, a moment later."""
+        self.refuse_closed()
+        if not 0 <= worker < self.workers:
+            raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
+        self._nursery.restart(worker)
+
+    def ask(self, worker: int, task: Task, expected: Expected) -> Future[Answer]:
+        future = super().ask(worker, task, expected)
+        if self._recorded is not None:
+            self._recorded[worker].asked(future)
+        return future
+
+    def transcript(self, worker: int) -> list[Record]:
+        """Every tensor that `worker` received and sent, as it was on the wire; at least up to its latest answer."""
+        if self._recorded is not None and 0 <= worker < self.workers:
+            self._recorded[worker].wait()
+        return super().transcript(worker)
+
+
+class _Recorded:
+    """Knows how many replies a recording must have: the worker records a reply before it sends it."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._lock = threading.Lock()
+        self._open: list[Future[Answer]] = []
+        self._replies = 0
+
+    def asked(self, future: Future[Answer]) -> None:
+        with self._lock:
+            self._count()
+            self._open.append(future)
+
+    def wait(self) -> None:
+        with self._lock:
+            self._count()
+            replies = self._replies
+        try:
+            self._recording.wait_for(replies, _RECORD_SECONDS)
+        except TimeoutError as error:
+            raise FleetError(f"the transcript is not complete: {error}") from None
+
+    def _count(self) -> None:
+        self._replies += sum(future.done() and _replied(future) for future in self._open)
+        self._open = [future for future in self._open if not future.done()]
+
+
+def _replied(future: Future[Answer]) -> bool:
+    return not future.cancelled() and isinstance(future.exception(), Refused | None)
+
+
+def local_fleet(
+    scheme: Scheme,
+    *,
+    record: bool = False,
+    workers: int | None = None,
+    patience: float | None = None,
+) -> LocalFleet:
+    """As many worker processes as `scheme` needs. Tensors reach them through shared memory.
 
     record: keep what each worker received and sent, for `fleet.transcript(j)`. It grows with every call.
+    workers: how many, if more than the scheme needs; the others stand by for one that fails.
+    patience: seconds a worker may take for a task, instead of a deadline that follows from what was measured.
 
     Assumes: that you only try things out. All shares are in one hand here, and with all shares nothing is hidden.
     """
     if not isinstance(scheme, Scheme):
         raise FleetError(f"a {type(scheme).__name__} where a scheme belongs. Use dk.Scheme(inputs=4, colluders=1).")
-    turn = threading.Lock()  # torch uses every core for each worker, so they compute in turn
-    links, threads = [], []
-    transcripts = [Transcript() for _ in range(scheme.workers)] if record else None
-    for number in range(scheme.workers):
-        link, seat = in_process(transcripts[number] if transcripts else None)
-        thread = threading.Thread(
-            target=serve, args=(seat, Executor(turn)), name=f"darknight-worker-{number}", daemon=True
+    count = scheme.workers if workers is None else workers
+    if isinstance(count, bool) or not isinstance(count, int) or count < scheme.workers:
+        raise UsageError(f"workers={workers!r}; this scheme needs {scheme.workers}, and more of them stand by.")
+    identity = Identity.create(ENCLAVE)
+    doors = [door_name(identity, number) for number in range(count)]
+    tapes = [recording_pair() for _ in range(count)] if record else []
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    berths = [
+        Berth(
+            operator=_operator(number),
+            threads=threads,
+            shared_memory=door,
+            recorder=tapes[number][1] if record else None,
         )
-        thread.start()
-        links.append(link)
-        threads.append(thread)
+        for number, door in enumerate(doors)
+    ]
+    nursery = Nursery(berths, enclave=identity.certificate)
+    host = Host()
+    recordings = [Recording(ours) for ours, _ in tapes]
+    try:
+        nursery.wait()
+    except BaseException:
+        _stop(nursery, host, recordings)
+        raise
+    members = [
+        Member(f"local {number}", _operator(number), partial(open_local, nursery, number, identity, host, door))
+        for number, door in enumerate(doors)
+    ]
+    return LocalFleet(members, nursery=nursery, host=host, recordings=recordings if record else None, patience=patience)
 
-    def stop() -> None:
-        for link in links:
-            link.close()
-        for thread in threads:
-            thread.join(timeout=60)
 
-    fleet = Fleet(links, operators=[f"simulated-{j}" for j in range(scheme.workers)], transcripts=transcripts)
-    # A fleet that is closed, or dropped, or still there when the program ends, takes its workers with it.
-    fleet.on_close(weakref.finalize(fleet, stop))
-    return fleet
+def open_local(nursery: Nursery, number: int, identity: Identity, host: Host | None, door: str | None) -> GrpcLink:
+    """A link to worker `number`, wherever it is by now. Raises LinkError."""
+    report = nursery.report(number, _RESTART_SECONDS)
+    return open_link(report.address, certificate=report.certificate, identity=identity, host=host, shared_memory=door)
+
+
+def door_name(identity: Identity, number: int) -> str:
+    """A name for a worker's socket that nobody else on this machine uses or can guess: it follows from a new key."""
+    return f"@darknight-{hashlib.sha256(b'door %d of ' % number + identity.key).hexdigest()[:32]}"
+
+
+def _operator(number: int) -> str:
+    return f"simulated-{number}"
+
+
+def _stop(nursery: Nursery, host: Host, recordings: Sequence[Recording]) -> None:
+    nursery.stop()
+    host.close()
+    for recording in recordings:
+        recording.close()

@@ -83,7 +83,7 @@ def protect_(
     selected = selected_parameters(dict(model.named_modules()), home)
     plan = {path: _plan(path, module, home, selected) for path, module in modules.items()}
     declared = _checked_bounds(bounds or {}, plan)
-    report = Report([row for row in plan.values() if row is not None])
+    report = Report([row for row in plan.values() if row is not None], caution=runtime.caution)
     protection = Protection(runtime, report, selected, declared)
     try:
         for path, module in modules.items():

@@ -27,9 +27,13 @@ class Row:
 
 
 class Report:
-    """The rows of one protected model. Calls and flops grow with use; functions appear when they are first called."""
+    """The rows of one protected model. Calls and flops grow with use; functions appear when they are first called.
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
+    caution: what a reader must know before anything else.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), *, caution: str = "") -> None:
+        self.caution = caution
         self._rows: dict[tuple[str, str, str], Row] = {}
         for row in rows:
             self._rows[row.name, row.kind, row.where] = row
@@ -71,7 +75,7 @@ class Report:
         if masked + enclave:
             share = f"{masked / (masked + enclave):.1%} of the forward products so far were computed on masked shares"
             table.append(share + (f"; {unseen} scripted modules are not counted" if unseen else ""))
-        return "\n".join(table)
+        return "\n".join([self.caution, *table] if self.caution else table)
 
 
 def _millions(flops: int | None) -> str:

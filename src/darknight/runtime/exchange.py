@@ -1,158 +1,315 @@
-"""The enclave's side of the conversation with its workers: numbers for calls, weights once a version, forgetting."""
+"""A pass over the workers: who computes what, and who stands in for those that fail.
+
+In the order of preference, for an answer that is missing:
+
+1. Forward and grad input: another worker's. The systematic code has workers that idle in a pass and hold a share all
+   the same; any K + M answers decode. This needs a check that does not need *all* answers (Freivalds).
+2. A standby's, which gets the share unchanged. Weight gradients have no redundancy, so theirs begin here.
+3. The enclave's own: it makes the share again from the same noise and does that worker's part.
+
+Guarantees: results do not depend on who failed (Field: bit for bit; contract tests: tests/runtime/test_faults.py).
+Leaks: that a worker failed, and when; nothing about the data decides who takes part.
+"""
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections import deque
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Traffic
+from darknight.accounting import DoneInEnclave, Ledger, Resent
 from darknight.coding import Code, Field, Mixing, Scheme, group_count
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
-from darknight.runtime.layer import Layer, Saved, SentWeights
-from darknight.types import Answer, BackwardTask, Expected, Forget, ForwardTask, Pass, Task, Weights
+from darknight.runtime.crew import Crew, Order, Round
+from darknight.runtime.layer import Layer, Saved
+from darknight.runtime.own_part import OwnPart
+from darknight.types import BackwardTask, Expected, ForwardTask, Pass
 
-T = TypeVar("T")
+Meanwhile = Callable[[AbstractSet[int]], None]  # what to do for empty seats while workers compute
 
 
 class Exchange:
-    """Talks to the fleet. Who takes part in which pass depends on the scheme alone, never on the data."""
+    """The passes. Who takes part depends on the scheme and on who failed, never on the data."""
 
     def __init__(self, scheme: Scheme, fleet: Fleet, ledger: Ledger) -> None:
         self._scheme = scheme
-        self._fleet = fleet
-        self._ledger = ledger
-        self._calls = 0
-        self._forgotten: deque[int] = deque()
-        self._outdated: deque[tuple[str, int]] = deque()
-        self._posted: weakref.WeakSet[SentWeights] = weakref.WeakSet()
+        self.ledger = ledger
         self.prime = scheme.arithmetic.prime if isinstance(scheme.arithmetic, Field) else None
         self.dtype = torch.int32 if isinstance(scheme.arithmetic, Field) else scheme.arithmetic.dtype
-        self.waiting_seconds = 0.0
-        self.worker_seconds = 0.0
+        self._crew = Crew(scheme, fleet, ledger, self.prime)
+        self._own = OwnPart(self.prime)
+        self._calls = 0
 
-    # --- calls ------------------------------------------------------------------------------------------------------
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Waited for workers, and computed by them, as they say."""
+        return self._crew.waiting_seconds, self._crew.worker_seconds
+
     def open_call(self) -> int:
-        """A number that was never used before."""
+        """A number that was never used before: of a call, and of the masking of its input or gradient."""
         self._calls += 1
         return self._calls
 
     def forget_with(self, saved: Saved) -> None:
-        """Workers forget the shares of the call when `saved` is gone. The finalizer only writes the number down."""
-        weakref.finalize(saved, self._forgotten.append, saved.call).atexit = False
+        """Workers forget the shares of the call when `saved` is gone."""
+        self._crew.forget_with(saved, saved.call)
 
     # --- passes -----------------------------------------------------------------------------------------------------
     def forward(
-        self, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, weights: SentWeights, call: int, keep: bool
+        self, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, saved: Saved, keep: bool
     ) -> dict[int, Tensor]:
-        """Every worker gets its share; the answers of those that compute, by worker."""
-        self._post_weights(weights)
-        computing = self._computing(code.A)
-        receiving = sorted({*computing, *(code.grad_rows if keep else ())})
-        tasks: dict[int, Task] = {
-            j: ForwardTask(
-                layer=layer.name,
-                call=call,
-                version=weights.version,
-                tensor=shares[j],
-                compute=j in computing,
-                keep=keep and j in code.grad_rows,
-            )
-            for j in receiving
-        }
+        """Enough answers to decode, by seat. Notes in `saved` who keeps which share."""
+        weights, failed = saved.weights, set[int]()
         shape = op.output_shape(tuple(shares.shape[1:]), tuple(weights.tensor.shape))
-        expected = {
-            j: Expected({Pass.FORWARD: shape} if j in computing else {}, self.dtype, self.prime) for j in receiving
-        }
-        answers = self._run(tasks, expected)
-        return {j: answers[j].tensors[Pass.FORWARD] for j in computing}
+        keeping = frozenset(code.grad_rows if keep else ())
 
-    def backward(
-        self, layer: Layer, saved: Saved, code: Code, deltas: Tensor, passes: tuple[Pass, ...]
-    ) -> dict[Pass, dict[int, Tensor]]:
-        """Deltas (worker, group, *feature), or in the clear (group, input, *feature); answers by pass and worker."""
-        weights = saved.weights
-        self._post_weights(weights)
-        clear = not code.masks_gradients
-        doing = {
-            Pass.GRAD_INPUT: code.grad_rows if clear else self._computing(code.B),
-            Pass.GRAD_WEIGHT: code.grad_rows,
-        }
-        share_shape = (group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:])
-        shapes = {Pass.GRAD_INPUT: share_shape, Pass.GRAD_WEIGHT: tuple(weights.tensor.shape)}
-        tasks: dict[int, Task] = {}
-        expected = {}
-        for j in sorted({worker for kind in passes for worker in doing[kind]}):
-            own = tuple(kind for kind in passes if j in doing[kind])
-            tasks[j] = BackwardTask(
+        def order(seat: int, compute: bool) -> Order | None:
+            worker = self._crew.seats.worker(seat)
+            if worker is None or worker in failed or not self._crew.custody.may_send(saved.call, seat, worker):
+                return None
+            self._note_sent(layer, saved.call, seat, worker)
+            task = ForwardTask(
                 layer=layer.name,
                 call=saved.call,
                 version=weights.version,
-                tensor=deltas if clear else deltas[j],
-                passes=own,
-                x_shape=share_shape,
-                row=_coefficients(code.B.data[j], self.prime) if clear else None,
+                tensor=shares[seat],
+                compute=compute,
+                keep=seat in keeping,
             )
-            expected[j] = Expected({kind: shapes[kind] for kind in own}, self.dtype, self.prime)
-        answers = self._run(tasks, expected)
-        return {kind: {j: answers[j].tensors[kind] for j in doing[kind]} for kind in passes}
+            expected = Expected({Pass.FORWARD: shape} if compute else {}, self.dtype, self.prime)
+            return Order(worker=worker, task=task, expected=expected)
 
-    def _computing(self, mixing: Mixing) -> tuple[int, ...]:
-        """Workers whose answers are wanted: those that decode and the spares; with parity, all."""
-        everyone = range(self._scheme.workers)
-        if self._scheme.integrity in ("parity", "both"):
-            return tuple(everyone)
-        return tuple(j for j in everyone if j in mixing.base or j >= self._scheme.base_workers)
+        def ask(seats: Iterable[int], also: Iterable[int] = (), meanwhile: Meanwhile = _nothing) -> dict[int, Tensor]:
+            computing = set(seats)
+            orders = {j: made for j in sorted({*computing, *also}) if (made := order(j, j in computing)) is not None}
+            found = self._crew.run(
+                layer,
+                weights,
+                orders,
+                key=(layer.name, Pass.FORWARD, shape),
+                meanwhile=partial(meanwhile, computing - orders.keys()),
+            )
+            _refuse_refusals(found, failed)
+            for seat in keeping & found.answers.keys():
+                saved.holders[seat] = self._crew.now(orders[seat].worker)
+            return {seat: found.answers[seat][Pass.FORWARD] for seat in computing & found.answers.keys()}
 
-    # --- messages ---------------------------------------------------------------------------------------------------
-    def _run(self, tasks: Mapping[int, Task], expected: Mapping[int, Expected]) -> dict[int, Answer]:
-        self._post_forget()
-        self._ledger.record(Traffic(sent=sum(task.tensor.nbytes for task in tasks.values()), received=0))
-        begun = time.perf_counter()
-        try:
-            answers = self._fleet.dispatch(tasks, expected)
-        finally:
-            self.waiting_seconds += time.perf_counter() - begun
-        self.worker_seconds += sum(answer.seconds for answer in answers.values())
-        received = sum(tensor.nbytes for answer in answers.values() for tensor in answer.tensors.values())
-        self._ledger.record(Traffic(sent=0, received=received))
+        self._begin()
+        wanted = self._wanted(Pass.FORWARD, code, lambda seat: self._crew.seats.worker(seat) is not None)
+        parts = _OwnParts(self, layer, Pass.FORWARD, code, lambda seat: self._own.forward(weights, shares[seat]))
+        answers = ask(wanted, also=keeping, meanwhile=parts.make) | parts.made
+        self._stand_in(Pass.FORWARD, code, wanted, answers, ask, parts)
+        if not keep:
+            self._crew.custody.forget(saved.call)
         return answers
 
-    def _post_weights(self, weights: SentWeights) -> None:
-        if weights in self._posted:
-            return
-        message = Weights(
-            layer=weights.layer,
-            version=weights.version,
-            op=weights.op.spec(),
-            prime=self.prime,
-            tensor=weights.tensor,
-        )
-        workers = range(self._scheme.workers)
-        weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
-        self._fleet.post(message, workers)
-        self._posted.add(weights)  # only now: a post that was interrupted is repeated
-        self._ledger.record(Traffic(sent=weights.tensor.nbytes * len(workers), received=0))
+    def backward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        code: Code,
+        deltas: Tensor,
+        passes: tuple[Pass, ...],
+        again: Callable[[int], Tensor],
+    ) -> dict[Pass, dict[int, Tensor]]:
+        """Enough answers, by pass and seat.
 
-    def _post_forget(self) -> None:
-        calls, weights = _copied(self._forgotten), _copied(self._outdated)
-        if calls or weights:
-            self._fleet.post(Forget(calls=calls, weights=weights), range(self._scheme.workers))
-            for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):
-                for _ in range(count):  # only now: a post that was interrupted is repeated
-                    queue.popleft()
+        deltas: (worker, group, *feature), or in the clear (group, input, *feature). again: the input share of a seat,
+        made once more.
+        """
+        weights, crew, failed = saved.weights, self._crew, set[int]()
+        clear, masking = not code.masks_gradients, self.open_call()
+        share_shape = (group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:])
+        shapes = {Pass.GRAD_INPUT: share_shape, Pass.GRAD_WEIGHT: tuple(weights.tensor.shape)}
+
+        def holder(seat: int) -> int | None:
+            """Who keeps the seat's input share still."""
+            return crew.still(saved.holders.get(seat))
+
+        def order(seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
+            keeper, first = holder(seat), None
+            worker = crew.seats.worker(seat) if keeper is None else keeper
+            if worker is None or worker in failed | taken:
+                return None
+            if not clear and not crew.custody.may_send(masking, seat, worker):
+                return None
+            if Pass.GRAD_WEIGHT in kinds and keeper is None:
+                if not crew.custody.may_send(saved.call, seat, worker):
+                    return None
+                self._note_sent(layer, saved.call, seat, worker)
+                first = ForwardTask(
+                    layer=layer.name,
+                    call=saved.call,
+                    version=weights.version,
+                    tensor=again(seat),
+                    compute=False,
+                    keep=True,
+                )
+            if not clear:
+                self._note_sent(layer, masking, seat, worker)
+            task = BackwardTask(
+                layer=layer.name,
+                call=saved.call,
+                version=weights.version,
+                tensor=deltas if clear else deltas[seat],
+                passes=kinds,
+                x_shape=share_shape,
+                row=_coefficients(code.B.data[seat], self.prime) if clear else None,
+            )
+            expected = Expected({kind: shapes[kind] for kind in kinds}, self.dtype, self.prime)
+            return Order(worker=worker, task=task, expected=expected, first=first)
+
+        def ask(
+            kinds: Mapping[int, tuple[Pass, ...]], meanwhile: Meanwhile = _nothing
+        ) -> dict[int, Mapping[Pass, Tensor]]:
+            orders: dict[int, Order] = {}
+            for seat in sorted(kinds):
+                made = order(seat, kinds[seat], {placed.worker for placed in orders.values()})
+                if made is not None:
+                    orders[seat] = made
+            found = crew.run(
+                layer,
+                weights,
+                orders,
+                key=(layer.name, passes, share_shape),
+                meanwhile=partial(meanwhile, kinds.keys() - orders.keys()),
+            )
+            _refuse_refusals(found, failed)
+            for seat in found.answers:
+                if orders[seat].first is not None:
+                    saved.holders[seat] = crew.now(orders[seat].worker)
+            return found.answers
+
+        def own(kind: Pass, seat: int) -> Tensor:
+            delta = self._own.combined(_coefficients(code.B.data[seat], self.prime), deltas) if clear else deltas[seat]
+            if kind is Pass.GRAD_INPUT:
+                return self._own.grad_input(weights, delta, share_shape)
+            return self._own.grad_weight(weights, again(seat), delta)
+
+        self._begin()
+        wanted = {
+            kind: self._wanted(kind, code, lambda seat: holder(seat) is not None or crew.seats.worker(seat) is not None)
+            for kind in passes
+        }
+        parts = {kind: _OwnParts(self, layer, kind, code, partial(own, kind)) for kind in passes}
+
+        def make(vacant: AbstractSet[int]) -> None:
+            for kind in passes:
+                parts[kind].make(vacant.intersection(wanted[kind]))
+
+        everyone = {seat for seats in wanted.values() for seat in seats}
+        found = ask({seat: tuple(kind for kind in passes if seat in wanted[kind]) for seat in everyone}, make)
+        results = {}
+        for kind in passes:
+            answers = {seat: tensors[kind] for seat, tensors in found.items() if kind in tensors} | parts[kind].made
+
+            def ask_for(seats: Iterable[int], kind: Pass = kind) -> dict[int, Tensor]:
+                return {seat: tensors[kind] for seat, tensors in ask(dict.fromkeys(seats, (kind,))).items()}
+
+            self._stand_in(kind, code, wanted[kind], answers, ask_for, parts[kind])
+            results[kind] = answers
+        crew.custody.forget(masking)
+        return results
+
+    # --- who --------------------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        self._crew.forget()
+        self._crew.settle()
+
+    def any_will_do(self, kind: Pass, code: Code) -> bool:
+        """Whether any K + M answers are enough: parity wants all of them, and a weight gradient is a sum."""
+        masked = kind is Pass.FORWARD or code.masks_gradients
+        return kind is not Pass.GRAD_WEIGHT and masked and self._scheme.integrity in ("freivalds", "off")
+
+    def _wanted(self, kind: Pass, code: Code, there: Callable[[int], bool]) -> tuple[int, ...]:
+        """Seats that compute in this pass: those that decode and the spares; with parity, all.
+
+        If one of them is empty from the start, another that would be idle computes in its place.
+        """
+        mixing, everyone = (code.A if kind is Pass.FORWARD else code.B), range(self._scheme.workers)
+        if kind is Pass.GRAD_WEIGHT or not mixing.colluders:
+            return code.grad_rows
+        if self._scheme.integrity in ("parity", "both"):
+            return tuple(everyone)
+        usual = [seat for seat in everyone if seat in mixing.base or seat >= self._scheme.base_workers]
+        idle = [seat for seat in everyone if seat not in usual and there(seat)]
+        short = _enough(mixing) - sum(there(seat) for seat in usual)
+        return (*usual, *idle[: max(0, short)])
+
+    def _stand_in(
+        self,
+        kind: Pass,
+        code: Code,
+        wanted: Sequence[int],
+        answers: dict[int, Tensor],
+        ask: Callable[[Iterable[int]], Mapping[int, Tensor]],
+        parts: _OwnParts,
+    ) -> None:
+        """Adds to `answers` until they are enough: from workers that idle, from standbys, from the enclave."""
+        mixing = code.A if kind is Pass.FORWARD else code.B
+        short = len(wanted) - len(answers)
+        if self.any_will_do(kind, code):
+            idle = [seat for seat in range(self._scheme.workers) if seat not in wanted]
+            while (short := _enough(mixing) - len(answers)) > 0 and idle:
+                next_ones, idle = idle[:short], idle[short:]
+                answers.update(ask(next_ones))
+        if short <= 0:
+            return
+        self._crew.settle()
+        missing = [seat for seat in wanted if seat not in answers][:short]
+        answers.update(ask(missing))
+        for seat in missing:
+            if seat not in answers:
+                answers[seat] = parts.part(seat)
+
+    def _note_sent(self, layer: Layer, masking: int, seat: int, worker: int) -> None:
+        """Asks leave of the custody, which raises where a share may not go."""
+        if self._crew.custody.sent(masking, seat, worker):
+            self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self._crew.name(worker)))
+
+
+class _OwnParts:
+    """Parts of a pass that the enclave does itself; the ledger hears of each."""
+
+    def __init__(
+        self, exchange: Exchange, layer: Layer, kind: Pass, code: Code, compute: Callable[[int], Tensor]
+    ) -> None:
+        self._exchange = exchange
+        self._layer = layer
+        self._kind = kind
+        self._code = code
+        self._compute = compute
+        self.made: dict[int, Tensor] = {}
+
+    def make(self, vacant: AbstractSet[int]) -> None:
+        """Of seats that nobody holds, while the others compute: if their answers are needed at all."""
+        if not self._exchange.any_will_do(self._kind, self._code):
+            self.made = {seat: self.part(seat) for seat in sorted(vacant)}
+
+    def part(self, seat: int) -> Tensor:
+        self._exchange.ledger.record(DoneInEnclave(layer=self._layer.label, kind=self._kind, seat=seat))
+        return self._compute(seat)
+
+
+def _nothing(_: AbstractSet[int]) -> None:
+    pass
+
+
+def _enough(mixing: Mixing) -> int:
+    """How many answers decode."""
+    return mixing.inputs + mixing.colluders
+
+
+def _refuse_refusals(found: Round, failed: set[int]) -> None:
+    """Notes who failed. If everybody refuses, it is the task that is wrong, or a limit too low: that is an error."""
+    if found.lost and not found.answers and found.refused.issuperset(found.lost) and not failed:
+        raise found.lost[min(found.lost)]
+    failed.update(found.lost)
 
 
 def _coefficients(row: tuple[object, ...], prime: int | None) -> tuple[float, ...]:
     return tuple(float(value) if prime is None else int(value) for value in row)  # type: ignore[arg-type, call-overload]
-
-
-def _copied(queue: deque[T]) -> tuple[T, ...]:
-    """By index, because finalizers may append at any moment, which an iterator does not survive."""
-    return tuple(queue[place] for place in range(len(queue)))

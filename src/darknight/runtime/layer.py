@@ -12,6 +12,7 @@ from darknight.coding import Code
 from darknight.coding.real import Grid
 from darknight.errors import UsageError
 from darknight.ops import BilinearOp
+from darknight.types import Weights
 
 LayerState = Mapping[str, float | int | None]
 
@@ -25,6 +26,7 @@ class SentWeights:
     op: BilinearOp
     tensor: Tensor
     exponent: int
+    message: Weights | None = field(default=None, repr=False)  # the one object that is posted to every worker
 
 
 @dataclass(eq=False)
@@ -70,7 +72,8 @@ class Saved:
 
     code: the coefficients of this call. exponent and checksum: of the quantised input, which is quantised again for the
     backward pass (Field). values and grid: the input as it was encoded, kept because recomputing it would give other
-    values (Real).
+    values (Real). stream: of the noise, to make a lost share again. holders: by seat, the worker that keeps the share,
+    and its epoch.
     """
 
     call: int
@@ -81,3 +84,5 @@ class Saved:
     values: Tensor | None = field(default=None, repr=False)
     grid: Grid | None = None
     checksum: tuple[int, int] = (0, 0)
+    stream: int = 0
+    holders: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)

@@ -16,7 +16,7 @@ from darknight.accounting import Ledger, Masked, SentClear
 from darknight.coding import Field, Mixing, Scheme, draw_code, field, joined, virtual_batches
 from darknight.integrity import parity, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.ops import BilinearOp
-from darknight.randomness import Randomness
+from darknight.randomness import Randomness, Stream
 from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
@@ -37,13 +37,14 @@ class MaskedField:
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
     ) -> tuple[Tensor, Saved]:
         # 1. Mask, with fresh coefficients (dense code) and fresh noise.
-        code = draw_code(self._scheme, self._randomness.fresh())
-        shares = self._shares(layer, "input", code.A, x)
+        code, noise = draw_code(self._scheme, self._randomness.fresh()), self._randomness.fresh()
+        shares = self._shares(layer, "input", code.A, x, noise)
         # 2. Send, and wait for the answers.
         saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
+        saved.stream = noise.number
         if keep:
             self._exchange.forget_with(saved)
-        answers = self._exchange.forward(layer, op, code, shares, weights, saved.call, keep)
+        answers = self._exchange.forward(layer, op, code, shares, saved, keep)
         # 3. Unmask and check.
         y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0])
         if freivalds_checks(self._scheme, Pass.FORWARD):
@@ -58,9 +59,18 @@ class MaskedField:
         code, op, w = saved.code, saved.weights.op, saved.weights.tensor
         assert code is not None
         # 1. Mask, with noise of its own.
-        deltas = self._shares(layer, "gradient", code.B, delta) if code.masks_gradients else self._clear(layer, delta)
+        if code.masks_gradients:
+            deltas = self._shares(layer, "gradient", code.B, delta, self._randomness.fresh())
+        else:
+            deltas = self._clear(layer, delta)
+
+        def again(seat: int) -> Tensor:
+            """A share of x that its worker has lost, from the same noise."""
+            groups, noise = virtual_batches(x, self._scheme.inputs), self._randomness.replay(saved.stream)
+            return field.encode(code.A, groups, self._prime, noise, rows=[seat])[0]
+
         # 2. Send, and wait for the answers.
-        answers = self._exchange.backward(layer, saved, code, deltas, passes)
+        answers = self._exchange.backward(layer, saved, code, deltas, passes, again)
         # 3. Unmask and check.
         results = {}
         if Pass.GRAD_INPUT in passes:
@@ -78,10 +88,10 @@ class MaskedField:
         note_unchecked(self._scheme, self._ledger, layer, *passes)
         return results
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor) -> Tensor:
+    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor, noise: Stream) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
         groups = virtual_batches(batch, self._scheme.inputs)
-        shares = field.encode(mixing, groups, self._prime, self._randomness.fresh())
+        shares = field.encode(mixing, groups, self._prime, noise)
         self._ledger.record(
             Masked(layer=layer.label, what=what, examples=batch.shape[0], features=batch[0].numel(), nats=0.0)
         )

@@ -18,7 +18,7 @@ from darknight.errors import EncodingError
 from darknight.integrity import parity
 from darknight.integrity import real as checks
 from darknight.ops import BilinearOp
-from darknight.randomness import Randomness
+from darknight.randomness import Randomness, Stream
 from darknight.runtime.bounds import Bounds
 from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
 from darknight.runtime.exchange import Exchange
@@ -52,14 +52,16 @@ class MaskedReal:
         sent = checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
         reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, tuple(x.shape))
         self._refuse_overflow(_largest(sent) * reach.total)
-        shares = self._shares(layer, "input", code.A, grid, x)
+        noise = self._randomness.fresh()
+        shares = self._shares(layer, "input", code.A, grid, x, noise)
         # 2. Send, and wait for the answers.
         values = checks.on_grid(x, grid)
         saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
+        saved.stream = noise.number
         if keep:
             saved.values, saved.grid = values, grid
             self._exchange.forget_with(saved)
-        answers = self._exchange.forward(layer, op, code, shares, weights, saved.call, keep)
+        answers = self._exchange.forward(layer, op, code, shares, saved, keep)
         # 3. Unmask and check.
         y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0], reach, sent)
         if freivalds_checks(self._scheme, Pass.FORWARD):
@@ -77,7 +79,8 @@ class MaskedReal:
         # 1. Mask, with noise of its own; or not, if the scheme sends gradients in the clear.
         if code.masks_gradients:
             grid = real.grid_for(code.B, self._arithmetic, self._bounds.of_gradient(layer, delta))
-            deltas, values = self._shares(layer, "gradient", code.B, grid, delta), checks.on_grid(delta, grid)
+            deltas = self._shares(layer, "gradient", code.B, grid, delta, self._randomness.fresh())
+            values = checks.on_grid(delta, grid)
             sent = checks.Sent.of_shares(code.B, grid, dtype)
         else:
             self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
@@ -90,8 +93,16 @@ class MaskedReal:
         reach = checks.Reach.of(op, Pass.GRAD_INPUT, w, saved.x_shape)
         products = groups * op.positions(*shapes) * op.copies(shapes[0])
         self._refuse_overflow(_largest(sent) * max(reach.total, _largest(inputs) * products))
+
+        def again(seat: int) -> Tensor:
+            """A share of x that its worker has lost, from the same noise."""
+            assert saved.values is not None
+            assert saved.grid is not None
+            batches, noise = virtual_batches(saved.values, self._scheme.inputs), self._randomness.replay(saved.stream)
+            return real.encode(code.A, batches, saved.grid, noise, dtype, rows=[seat])[0]
+
         # 2. Send, and wait for the answers.
-        answers = self._exchange.backward(layer, saved, code, deltas, passes)
+        answers = self._exchange.backward(layer, saved, code, deltas, passes, again)
         # 3. Unmask and check.
         results = {}
         if Pass.GRAD_INPUT in passes:
@@ -114,10 +125,10 @@ class MaskedReal:
         note_unchecked(self._scheme, self._ledger, layer, *passes)
         return results
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, grid: real.Grid, batch: Tensor) -> Tensor:
+    def _shares(self, layer: Layer, what: str, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
         groups = virtual_batches(batch, self._scheme.inputs)
-        shares = real.encode(mixing, groups, grid, self._randomness.fresh(), self._arithmetic.dtype)
+        shares = real.encode(mixing, groups, grid, noise, self._arithmetic.dtype)
         _, nats = worst_coalition(mixing, bound=1.0, noise_std=self._arithmetic.noise_std)
         features = batch[0].numel()
         self._ledger.record(Masked(layer=layer.label, what=what, examples=batch.shape[0], features=features, nats=nats))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Spent
+from darknight.accounting import ONE_OPERATOR, Ledger, Spent
 from darknight.coding import Field, Scheme
 from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError, UsageError
 from darknight.fleet import Fleet
@@ -58,7 +58,12 @@ class Runtime:
         self.fleet = fleet
         self.seed = seed
         exact = isinstance(scheme.arithmetic, Field)
-        self.ledger = Ledger(exact=exact, not_covered=scheme.caveats, sends=fleet is not None)
+        self.ledger = Ledger(
+            exact=exact,
+            not_covered=scheme.caveats,
+            sends=fleet is not None,
+            one_operator=fleet is not None and fleet.insecure_one_operator,
+        )
         self._layers: dict[str, Layer] = {}
         self._loaded: dict[str, LayerState] = {}  # of layers that were not called yet
         self._versions = 0
@@ -83,6 +88,11 @@ class Runtime:
             return FieldCalls(scheme, arithmetic, masked, self.seed, ledger)
         bounds = Bounds(strict_bounds, ledger)
         return RealCalls(arithmetic, MaskedReal(scheme, arithmetic, exchange, randomness, bounds, ledger))
+
+    @property
+    def caution(self) -> str:
+        """What must be said wherever this runtime's protection is reported; empty if nothing must."""
+        return ONE_OPERATOR if self.fleet is not None and self.fleet.insecure_one_operator else ""
 
     # --- layers -----------------------------------------------------------------------------------------------------
     def layer(self, label: str, bound: float | None = None) -> Layer:
@@ -221,7 +231,7 @@ class Runtime:
                 self.ledger.record(Spent(total=total, waiting=waiting - waited, workers=working - worked))
 
     def _worker_times(self) -> tuple[float, float]:
-        return (self._exchange.waiting_seconds, self._exchange.worker_seconds) if self._exchange else (0.0, 0.0)
+        return self._exchange.seconds if self._exchange else (0.0, 0.0)
 
     def _weights(self, layer: Layer, op: BilinearOp, w: Tensor) -> SentWeights:
         """The version of the weights that workers have, or a new one if the weights changed, however they did."""
@@ -261,17 +271,3 @@ def _check_fleet(scheme: Scheme, fleet: Fleet) -> None:
         raise FleetError(f"a {type(fleet).__name__} where a fleet belongs. Use dk.local_fleet(scheme), or None.")
     if fleet.closed:
         raise FleetError("the fleet is closed. Start another one.")
-    if fleet.workers < scheme.workers:
-        raise FleetError(
-            f"{fleet.workers} workers; this scheme needs {scheme.workers} (inputs={scheme.inputs}, "
-            f"colluders={scheme.colluders}, spares={scheme.spares}). Add workers, or lower inputs or spares."
-        )
-    hands: dict[str, int] = {}
-    for operator in fleet.operators[: scheme.workers]:
-        hands[operator] = hands.get(operator, 0) + 1
-    for operator, count in hands.items():
-        if count > scheme.colluders:
-            raise FleetError(
-                f"operator {operator!r} runs {count} workers of this fleet, and colluders={scheme.colluders}: it would "
-                "hold enough shares to unmask the data. Spread the workers over more operators, or raise colluders."
-            )

@@ -7,7 +7,7 @@ In-process is the only transport so far: both ends are in one process.
 """
 
 from darknight.wire.inprocess import in_process
-from darknight.wire.link import Link, LinkClosed, LinkTimeout, Seat
+from darknight.wire.link import Link, LinkClosed, LinkError, Misbehaved, Refused, Seat
 from darknight.wire.transcript import Transcript
 
-__all__ = ["Link", "LinkClosed", "LinkTimeout", "Seat", "Transcript", "in_process"]
+__all__ = ["Link", "LinkClosed", "LinkError", "Misbehaved", "Refused", "Seat", "Transcript", "in_process"]

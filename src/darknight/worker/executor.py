@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,80 +13,170 @@ from darknight.errors import OpError
 from darknight.ops import BilinearOp, from_spec
 from darknight.ops import field as field_ops
 from darknight.ops import real as real_ops
-from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Pass, Weights
+from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Pass, TooLarge, Weights
+from darknight.worker.budget import Budget
+from darknight.worker.engine import Engine, LocalEngine
+from darknight.worker.estimate import Reach, task_bytes
+
+_ANSWER = "answer"
+
+# Reasons are remembered for the tasks that come next, not for an enclave that fills memory with them.
+_MOST_REASONS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Weights, with what a task needs to know of them."""
+
+    weights: Weights
+    op: BilinearOp
+    reach: Reach
 
 
 class Executor:
-    """The state of one worker: weights by layer and version, its own input shares by call.
+    """The state of one enclave at a worker: weights by layer and version, its own input shares by call.
 
-    `turn` is entered while computing. Workers that share one processor take turns, because torch uses all its cores
-    for each of them.
+    `turn` is entered while computing: sessions that share one processor take turns. `budget` is asked before anything
+    is kept or computed; without one there is no limit. Not for several threads at once.
     """
 
-    def __init__(self, turn: AbstractContextManager[object] | None = None) -> None:
+    def __init__(
+        self,
+        turn: AbstractContextManager[object] | None = None,
+        *,
+        engine: Engine | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         self._turn = turn or nullcontext()
-        self._weights: dict[tuple[str, int], tuple[Weights, BilinearOp]] = {}
+        self._engine = engine or LocalEngine()
+        self._budget = budget or Budget()
+        self._weights: dict[tuple[str, int], _Kept] = {}
         self._shares: dict[int, Tensor] = {}
+        self._reasons: dict[tuple[str, int], str] = {}
 
     @torch.no_grad()
-    def handle(self, message: Message) -> Answer | None:
-        """The answer to a task; None for a message that has none. Raises OpError on what cannot be done."""
+    def handle(self, message: Message | TooLarge) -> Answer | None:
+        """The answer to a task; None for a message that has none. Raises OpError on what cannot be done.
+
+        Weights that could not be kept are refused again, with the same reason, by each task that needs them.
+        """
         match message:
+            case TooLarge():
+                if message.version is not None:
+                    self._remember((message.layer, message.version), message.reason)
+                raise OpError(message.reason)
             case Weights():
-                self._weights[message.layer, message.version] = (message, from_spec(message.op))
-            case Forget(everything=True):
-                self._shares.clear()
-                self._weights.clear()
+                self._budget.arrived(message.tensor.nbytes)
+                try:
+                    self._keep_weights(message)
+                except Exception as error:
+                    self._remember((message.layer, message.version), str(error))
+                    raise
             case Forget():
-                for call in message.calls:
-                    self._shares.pop(call, None)
-                for key in message.weights:
-                    self._weights.pop(key, None)
+                self._forget(message)
             case ForwardTask() | BackwardTask():
-                weights, op = self._lookup(message)
-                with self._turn:
-                    begun = time.perf_counter()
-                    if isinstance(message, ForwardTask):
-                        tensors = self._forward(message, weights, op)
-                    else:
-                        tensors = self._backward(message, weights, op)
-                    seconds = time.perf_counter() - begun
-                return Answer(layer=message.layer, call=message.call, tensors=tensors, seconds=seconds)
+                self._budget.arrived(message.tensor.nbytes)
+                return self._compute(message)
         return None
 
-    def _forward(self, task: ForwardTask, weights: Weights, op: BilinearOp) -> dict[Pass, Tensor]:
-        if task.keep:
-            self._shares[task.call] = task.tensor
-        if not task.compute:
-            return {}
-        if weights.prime is None:
-            return {Pass.FORWARD: real_ops.forward(op, task.tensor, weights.tensor)}
-        return {Pass.FORWARD: field_ops.forward(op, task.tensor, weights.tensor, weights.prime)}
+    def forget_everything(self) -> None:
+        self._forget(Forget(everything=True))
 
-    def _backward(self, task: BackwardTask, weights: Weights, op: BilinearOp) -> dict[Pass, Tensor]:
-        share = task.tensor if task.row is None else _combined(task.row, task.tensor, weights.prime)
+    def _keep_weights(self, message: Weights) -> None:
+        key = (message.layer, message.version)
+        op = from_spec(message.op)
+        self._budget.keep(key, message.tensor.nbytes)
+        tensor = message.tensor
+        largest = 0.0
+        if message.prime is not None and tensor.numel():
+            low, high = torch.aminmax(tensor)
+            largest = float(max(abs(int(low)), abs(int(high))))
+        reach = Reach.of(op, tuple(tensor.shape), largest)
+        self._drop_weights(key)
+        self._reasons.pop(key, None)
+        self._weights[key] = _Kept(replace(message, tensor=self._engine.place(tensor)), op, reach)
+
+    def _forget(self, message: Forget) -> None:
+        calls = list(self._shares) if message.everything else message.calls
+        keys = [*self._weights, *self._reasons] if message.everything else message.weights
+        for call in calls:
+            self._shares.pop(call, None)
+            self._budget.release(call)
+        for key in keys:
+            self._drop_weights(key)
+            self._reasons.pop(key, None)
+            self._budget.release(key)
+        if message.everything:
+            self._budget.release(_ANSWER)
+
+    def _drop_weights(self, key: tuple[str, int]) -> None:
+        kept = self._weights.pop(key, None)
+        if kept is not None:
+            self._engine.forget(kept.weights)
+
+    def _remember(self, key: tuple[str, int], reason: str) -> None:
+        self._drop_weights(key)
+        self._budget.release(key)
+        if len(self._reasons) >= _MOST_REASONS:
+            self._reasons.pop(next(iter(self._reasons)))
+        self._reasons[key] = reason
+
+    def _compute(self, task: ForwardTask | BackwardTask) -> Answer:
+        kept = self._lookup(task)
+        keeps = isinstance(task, ForwardTask) and task.keep
+        if keeps:
+            self._budget.keep(task.call, task.tensor.nbytes)
+        try:
+            own = 0 if keeps else task.tensor.nbytes
+            with self._budget.working(own + task_bytes(task, kept.weights, kept.op, kept.reach)), self._turn:
+                begun = time.perf_counter()
+                share = self._engine.place(task.tensor)
+                if isinstance(task, ForwardTask):
+                    tensors = self._forward(task, share, kept)
+                else:
+                    tensors = self._backward(task, share, kept)
+                seconds = time.perf_counter() - begun
+        except BaseException:
+            if keeps:  # a refused task leaves nothing behind
+                self._shares.pop(task.call, None)
+                self._budget.release(task.call)
+            raise
+        # It may still be on its way while the next task is computed. One at a time: the seat sees to that.
+        self._budget.release(_ANSWER)
+        if tensors:
+            self._budget.keep(_ANSWER, sum(tensor.nbytes for tensor in tensors.values()))
+        return Answer(layer=task.layer, call=task.call, tensors=tensors, seconds=seconds)
+
+    def _forward(self, task: ForwardTask, share: Tensor, kept: _Kept) -> dict[Pass, Tensor]:
+        if task.keep:
+            self._shares[task.call] = share
+        return {Pass.FORWARD: self._engine.forward(kept.weights, kept.op, share)} if task.compute else {}
+
+    def _backward(self, task: BackwardTask, share: Tensor, kept: _Kept) -> dict[Pass, Tensor]:
+        if task.row is not None:
+            share = _combined(task.row, share, kept.weights.prime)
         results = {}
-        w, prime = weights.tensor, weights.prime
         if Pass.GRAD_INPUT in task.passes:
-            if prime is None:
-                results[Pass.GRAD_INPUT] = real_ops.grad_input(op, share, w, task.x_shape)
-            else:
-                results[Pass.GRAD_INPUT] = field_ops.grad_input(op, share, w, task.x_shape, prime)
+            results[Pass.GRAD_INPUT] = self._engine.grad_input(kept.weights, kept.op, share, task.x_shape)
         if Pass.GRAD_WEIGHT in task.passes:
             x = self._shares.get(task.call)
             if x is None:
                 raise OpError(f"layer {task.layer}: no input share is kept for call {task.call}.")
-            if prime is None:
-                results[Pass.GRAD_WEIGHT] = real_ops.grad_weight(op, x, share, tuple(w.shape))
-            else:
-                results[Pass.GRAD_WEIGHT] = field_ops.grad_weight(op, x, share, tuple(w.shape), prime)
+            if tuple(x.shape) != task.x_shape:  # what the memory was estimated for
+                raise OpError(
+                    f"layer {task.layer}: the input share kept for call {task.call} has shape {tuple(x.shape)}; "
+                    f"the task says {task.x_shape}."
+                )
+            results[Pass.GRAD_WEIGHT] = self._engine.grad_weight(kept.weights, kept.op, x, share)
         return results
 
-    def _lookup(self, task: ForwardTask | BackwardTask) -> tuple[Weights, BilinearOp]:
-        try:
-            return self._weights[task.layer, task.version]
-        except KeyError:
-            raise OpError(f"layer {task.layer}: weights of version {task.version} never arrived.") from None
+    def _lookup(self, task: ForwardTask | BackwardTask) -> _Kept:
+        key = (task.layer, task.version)
+        if key in self._weights:
+            return self._weights[key]
+        if key in self._reasons:
+            raise OpError(f"layer {task.layer}: weights of version {task.version} were refused: {self._reasons[key]}")
+        raise OpError(f"layer {task.layer}: weights of version {task.version} never arrived.")
 
 
 def _combined(row: tuple[float, ...], deltas: Tensor, prime: int | None) -> Tensor:

@@ -1,0 +1,49 @@
+"""Who was ever sent which share: the rule that one operator sees at most M distinct shares of a masking.
+
+Guarantees: a share is sent only where the rule allows it; anything else raises before it is sent. A share may be sent
+    again only unchanged, and only to a worker whose operator holds no other share of that masking (contract tests:
+    tests/fleet/test_custody.py, and tests/runtime/test_faults.py watches every share ever sent).
+Assumes: that workers of different operators do not pool what they see beyond the scheme's colluders; that the caller
+    re-sends the very same share (it is made again from the same noise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from darknight.errors import FleetError
+
+
+class Custody:
+    """The shares of every masking that is under way, by operator."""
+
+    def __init__(self, operators: Sequence[str], colluders: int, *, one_operator: bool = False) -> None:
+        self._operators = tuple(operators)
+        self._colluders = colluders
+        self._one_operator = one_operator
+        self._maskings: dict[int, dict[str, set[int]]] = {}
+
+    def may_send(self, masking: int, seat: int, worker: int) -> bool:
+        """Whether `worker` may be given the share of `seat`."""
+        if self._one_operator:
+            return True
+        holders = self._maskings.get(masking, {})
+        held = holders.get(self._operators[worker], set())
+        if any(seat in seats for seats in holders.values()):  # sent before
+            return held <= {seat}
+        return len(held | {seat}) <= self._colluders
+
+    def sent(self, masking: int, seat: int, worker: int) -> bool:
+        """To be called before the share leaves. Raises where the rule forbids it. True if another operator has it."""
+        if not self.may_send(masking, seat, worker):
+            raise FleetError(
+                f"operator {self._operators[worker]!r} would hold more shares of one masking than colluders="
+                f"{self._colluders} allows. Nothing was sent."
+            )
+        holders = self._maskings.setdefault(masking, {})
+        holders.setdefault(self._operators[worker], set()).add(seat)
+        return any(seat in seats for operator, seats in holders.items() if operator != self._operators[worker])
+
+    def forget(self, masking: int) -> None:
+        """The masking is over: none of its shares will be sent again."""
+        self._maskings.pop(masking, None)

@@ -1,0 +1,170 @@
+"""One worker, as the enclave knows it: a name, an operator, a way to reach it, and what became of that."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+
+from darknight.errors import WorkerError
+from darknight.types import Answer, Expected, Forget, Task, Weights
+from darknight.wire import Link, LinkError, Misbehaved
+
+_log = logging.getLogger("darknight.fleet")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts to reach a worker again
+_FIRST_REST = 0.05  # seconds of rest for a worker that was late, doubled each time
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who a worker is, and how to open a link to it; `dial` raises LinkError where it cannot."""
+
+    name: str
+    operator: str
+    dial: Callable[[], Link]
+
+
+class Line:
+    """The connection with one member, through all its failures.
+
+    `epoch` counts the times that the worker began with an empty memory: what it was sent in another epoch is gone.
+
+        ready      it may be given work
+        silent     it missed a deadline: it gets nothing more until the answer that it owes arrives; then it rests for
+                   a while, and begins afresh
+        broken     the link is gone; it is dialled again from time to time
+        expelled   it broke the protocol, and is not dialled again
+    """
+
+    def __init__(self, number: int, member: Member) -> None:
+        self.number = number
+        self.member = member
+        self.epoch = 0
+        self.expelled = ""
+        self._link: Link | None = None
+        self._silent = False
+        self._reason = "it was never reached"
+        self._lock = threading.Lock()
+        self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
+        self._rest, self._ready_at = _FIRST_REST, 0.0
+
+    # --- what can be asked of it ------------------------------------------------------------------------------------
+    @property
+    def ready(self) -> bool:
+        link = self._link
+        there = link is not None and link.failure is None and not self.expelled
+        return there and not self._silent and time.monotonic() >= self._ready_at
+
+    @property
+    def broken(self) -> bool:
+        """Dialling again could help."""
+        link = self._link
+        return not self.expelled and (link is None or link.failure is not None)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not ready, in words."""
+        if self.expelled:
+            return self.expelled
+        if self._silent or time.monotonic() < self._ready_at:
+            return "it did not answer in time"
+        link = self._link
+        return self._reason if link is None else quoted(link.failure) if link.failure is not None else ""
+
+    def post(self, message: Weights | Forget) -> None:
+        """Sends what has no answer. Raises WorkerError if the worker is not ready, or no longer."""
+        try:
+            self._ready_link().post(message)
+        except LinkError as error:
+            raise self.failed(error) from None
+
+    def ask(self, task: Task, expected: Expected) -> Future[Answer]:
+        try:
+            return self._ready_link().ask(task, expected)
+        except LinkError as error:
+            raise self.failed(error) from None
+
+    # --- what becomes of it -----------------------------------------------------------------------------------------
+    def failed(self, error: LinkError) -> WorkerError:
+        """The error in words for people, naming the worker; one that broke the protocol does not come back."""
+        if isinstance(error, Misbehaved):
+            self.expel(f"it broke the protocol: {quoted(error)}")
+            return self.error(self.expelled)
+        return self.error(quoted(error))
+
+    def expel(self, reason: str) -> None:
+        """Nothing that comes from this worker is believed any more."""
+        if not self.expelled:
+            self.expelled = reason
+            _log.warning("worker %d (%s) is out: %s", self.number, self.member.name, reason)
+        self.close()
+
+    def late(self, owed: Future[Answer]) -> WorkerError:
+        """It missed the deadline of `owed`. When that answer comes after all, it begins with an empty memory.
+
+        Each time that it is late it rests longer, so that a worker that is slow again and again delays nobody for long.
+        """
+        with self._lock:
+            link, self._silent = self._link, True
+            self._rest = min(_LONGEST_PAUSE, 2 * self._rest)
+        _log.warning("worker %d (%s) did not answer in time", self.number, self.member.name)
+
+        def answered(_: Future[Answer]) -> None:
+            with suppress(LinkError):  # gone again, which the next task will find
+                if link is not None:
+                    link.post(Forget(everything=True))  # before anybody can send it anything else
+            with self._lock:
+                if self._link is link and self._silent:
+                    self._silent = False
+                    self._ready_at = time.monotonic() + self._rest
+                    self.epoch += 1
+
+        owed.add_done_callback(answered)
+        return self.error("it did not answer in time")
+
+    def dial(self, *, now: bool = False) -> None:
+        """Opens the link if it is broken and the time has come. Raises LinkError where that fails."""
+        if not self.broken or (not now and time.monotonic() < self._next_attempt):
+            return
+        try:
+            link = self.member.dial()
+        except LinkError as error:
+            self._reason = quoted(error)
+            self._next_attempt = time.monotonic() + self._pause
+            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+            if isinstance(error, Misbehaved):
+                self.expel(f"it broke the protocol: {quoted(error)}")
+            raise
+        with self._lock:
+            old, self._link, self._silent = self._link, link, False
+            self.epoch += 1
+            self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
+        if old is not None:
+            old.close()
+            _log.warning("worker %d (%s) is back", self.number, self.member.name)
+
+    def close(self) -> None:
+        link = self._link
+        if link is not None:
+            link.close()
+
+    # --- helpers ----------------------------------------------------------------------------------------------------
+    def error(self, reason: str, *, refused: bool = False) -> WorkerError:
+        words = f"refused: {reason}" if refused else f"failed: {reason}"
+        return WorkerError(f"worker {self.number} ({self.member.name}) {words}.", worker=self.number)
+
+    def _ready_link(self) -> Link:
+        link = self._link
+        if link is None or not self.ready:
+            raise self.error(self.trouble or "it is gone")
+        return link
+
+
+def quoted(text: object) -> str:
+    """A worker's words, harmless to a terminal and not too long."""
+    return "".join(sign if sign.isprintable() else " " for sign in str(text)[:300]).rstrip(".") or "it gave no reason"

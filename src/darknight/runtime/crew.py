@@ -1,0 +1,182 @@
+"""The workers as a layer call sees them: by seat of the scheme, with the weights they need, until they fail.
+
+Guarantees: no share leaves for a worker that may not have it (`fleet.Custody`); a worker that fails costs its answer
+    and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from darknight.accounting import Ledger, Missed, Reseated, Traffic
+from darknight.coding import Scheme
+from darknight.errors import WorkerError
+from darknight.fleet import Custody, Fleet, Seats
+from darknight.runtime.layer import Layer, SentWeights
+from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Order:
+    """A task for one worker, and what its answer must look like.
+
+    first: a share that the worker must keep before it can do the task.
+    """
+
+    worker: int
+    task: Task
+    expected: Expected
+    first: ForwardTask | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.task.tensor.nbytes + (self.first.tensor.nbytes if self.first is not None else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Answers by seat, and why workers gave none; `refused` said so in words, and live on."""
+
+    answers: dict[int, Mapping[Pass, Tensor]]
+    lost: dict[int, WorkerError]
+    refused: frozenset[int]
+
+
+class Crew:
+    """Everything about workers that outlives one call."""
+
+    def __init__(self, scheme: Scheme, fleet: Fleet, ledger: Ledger, prime: int | None) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._prime = prime
+        self.seats = Seats(scheme, fleet)
+        self.custody = Custody(fleet.operators, scheme.colluders, one_operator=fleet.insecure_one_operator)
+        self._has: dict[int, tuple[int, weakref.WeakSet[SentWeights]]] = {}  # by worker: its epoch, and its weights
+        self._forgotten: deque[int] = deque()
+        self._outdated: deque[tuple[str, int]] = deque()
+        self.waiting_seconds = 0.0
+        self.worker_seconds = 0.0
+
+    # --- seats ------------------------------------------------------------------------------------------------------
+    def settle(self) -> None:
+        """Standbys take the seats of workers that failed; the ledger hears of it."""
+        self._fleet.refuse_closed()
+        for change in self.seats.settle():
+            name = None if change.worker is None else self._fleet.names[change.worker]
+            self._ledger.record(Reseated(seat=change.seat, worker=name, reason=change.reason))
+
+    def name(self, worker: int) -> str:
+        return self._fleet.names[worker]
+
+    def now(self, worker: int) -> tuple[int, int]:
+        """The worker and its epoch: two of these differ if the worker lost its memory in between."""
+        return worker, self._fleet.epoch(worker)
+
+    def still(self, holder: tuple[int, int] | None) -> int | None:
+        """The worker, if it is ready and still has what it was given then."""
+        if holder is None or not self._fleet.ready(holder[0]) or self._fleet.epoch(holder[0]) != holder[1]:
+            return None
+        return holder[0]
+
+    # --- work -------------------------------------------------------------------------------------------------------
+    def run(
+        self,
+        layer: Layer,
+        weights: SentWeights,
+        orders: Mapping[int, Order],
+        key: Hashable,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Round:
+        """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing."""
+        begun = time.perf_counter()
+        asked, lost, sent = {}, {}, 0
+        for order in orders.values():
+            try:
+                self._give(weights, order.worker)
+                if order.first is not None:
+                    nothing = Expected({}, order.expected.dtype, order.expected.prime)
+                    self._fleet.ask(order.worker, order.first, nothing)  # if it is refused, so is the task
+                asked[order.worker] = self._fleet.ask(order.worker, order.task, order.expected)
+                sent += order.bytes
+            except WorkerError as error:
+                lost[order.worker] = error
+        self._ledger.record(Traffic(sent=sent, received=0))
+        busy = time.perf_counter()
+        meanwhile()
+        begun += time.perf_counter() - busy  # not a time of waiting
+        try:
+            outcome = self._fleet.gather(asked, {order.worker: order.expected for order in orders.values()}, key)
+        finally:
+            waited = time.perf_counter() - begun
+            self.waiting_seconds += waited
+        lost.update(outcome.lost)
+        for worker, reason in lost.items():
+            self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
+        self._count(outcome.answers, waited)
+        answers = {
+            seat: outcome.answers[order.worker].tensors
+            for seat, order in orders.items()
+            if order.worker in outcome.answers
+        }
+        return Round(answers, lost, outcome.refused)
+
+    def _count(self, answers: Mapping[int, Answer], waited: float) -> None:
+        self.worker_seconds += sum(min(answer.seconds, waited) for answer in answers.values())  # as far as it can be
+        received = sum(tensor.nbytes for answer in answers.values() for tensor in answer.tensors.values())
+        self._ledger.record(Traffic(sent=0, received=received))
+
+    # --- weights and forgetting -------------------------------------------------------------------------------------
+    def _give(self, weights: SentWeights, worker: int) -> None:
+        """Posts the weights to a worker that does not have them in its present epoch."""
+        epoch = self._fleet.epoch(worker)
+        known, has = self._has.get(worker, (-1, weakref.WeakSet[SentWeights]()))
+        if known != epoch:
+            has = weakref.WeakSet()
+            self._has[worker] = (epoch, has)
+        if weights in has:
+            return
+        if weights.message is None:
+            weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
+            weights.message = Weights(
+                layer=weights.layer,
+                version=weights.version,
+                op=weights.op.spec(),
+                prime=self._prime,
+                tensor=weights.tensor,
+            )
+        self._fleet.post(worker, weights.message)
+        has.add(weights)  # only now: a post that was interrupted is repeated
+        self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
+
+    def forget_with(self, owner: object, call: int) -> None:
+        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down."""
+        weakref.finalize(owner, self._forgotten.append, call).atexit = False
+
+    def forget(self) -> None:
+        """Tells workers which calls and weights are over."""
+        calls, weights = _copied(self._forgotten), _copied(self._outdated)
+        if not calls and not weights:
+            return
+        for worker in range(self._fleet.workers):
+            with suppress(WorkerError):  # one that is gone remembers nothing, or begins with an empty memory
+                self._fleet.post(worker, Forget(calls=calls, weights=weights))
+        for call in calls:
+            self.custody.forget(call)
+        for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):
+            for _ in range(count):  # only now: a post that was interrupted is repeated
+                queue.popleft()
+
+
+def _copied(queue: deque[T]) -> tuple[T, ...]:
+    """By index, because finalizers may append at any moment, which an iterator does not survive."""
+    return tuple(queue[place] for place in range(len(queue)))

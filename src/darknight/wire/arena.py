@@ -1,0 +1,128 @@
+"""Where tensors for workers of this machine go: segments, and blocks in them that are taken, freed and taken again.
+
+Memory that was written before is ten times faster to write than pages that are fresh from the kernel. So blocks go to
+the first segment with room, and a segment that is free stays for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from darknight.wire.link import LinkClosed
+from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, view
+
+IDLE = 30.0  # seconds after which a segment that is wholly free is given back: the next step needs it again, warm
+AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes of one segment, for one tensor."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+
+class Segment:
+    """One segment as the enclave has it: its bytes, which of them are in use, and its descriptor while it needs one."""
+
+    def __init__(self, number: int, kind: Kind, size: int) -> None:
+        self.number = number
+        self.kind = kind
+        self.free = FreeList(size)
+        self.live: dict[int, int] = {}  # offset -> bytes
+        self.used = 0.0  # when a block of it was last taken or freed
+        # A descriptor that is closed while another thread sends it may be a number that the system has given to some
+        # other file by then, and the worker would get that file.
+        self._guard = threading.Lock()
+        self._descriptor: int | None
+        self._descriptor, self.content = create(size, kind)
+
+    def hand_over(self, door: socket.socket) -> None:
+        """Sends the segment to a worker, or raises OSError."""
+        note = NOTE.pack(self.kind, self.number, self.free.size)
+        with self._guard:
+            if self._descriptor is None:
+                raise LinkClosed("the link was closed")
+            socket.send_fds(door, [note], [self._descriptor], AT_ONCE)
+
+    def drop_descriptor(self) -> None:
+        """It can be handed to nobody any more."""
+        with self._guard:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+class Arena:
+    """Segments of one kind and the blocks in them: first fit, so that warm memory is used again. Not thread-safe."""
+
+    def __init__(self, kind: Kind, number: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._kind = kind
+        self._number = number
+        self._clock = clock
+        self._segments: dict[int, Segment] = {}
+
+    def take(self, nbytes: int) -> tuple[Segment, Block]:
+        """A block; in a new segment only if no segment has room for it."""
+        for segment in self._segments.values():
+            offset = segment.free.take(nbytes)
+            if offset is not None:
+                break
+        else:
+            segment, offset = self._grown(nbytes)
+        segment.live[offset] = nbytes
+        segment.used = self._clock()
+        return segment, Block(segment.number, offset, nbytes)
+
+    def _grown(self, nbytes: int) -> tuple[Segment, int]:
+        size = max(SEGMENT, -(-nbytes // PAGE) * PAGE)
+        try:
+            segment = Segment(self._number(), self._kind, size)
+        except Unmappable as error:
+            raise MemoryError(f"{error}. Free memory on this machine, or use smaller batches.") from None
+        self._segments[segment.number] = segment
+        offset = segment.free.take(nbytes)
+        assert offset is not None  # it was made large enough
+        return segment, offset
+
+    def find(self, block: Block) -> Segment:
+        """The segment of a block that is in use. Raises ValueError for one that was freed."""
+        segment = self._segments.get(block.segment)
+        if segment is None or segment.live.get(block.offset) != block.nbytes:
+            raise ValueError("this block of shared memory is not in use: it was freed before, or is another link's.")
+        return segment
+
+    def give(self, block: Block) -> list[Segment]:
+        """Frees a block. Returns the segments that went with it: those that were wholly free for `IDLE` seconds."""
+        segment = self.find(block)
+        del segment.live[block.offset]
+        segment.free.give(block.offset, block.nbytes)
+        segment.used = self._clock()
+        stale = [s for s in self._segments.values() if s.free.whole and self._clock() - s.used >= IDLE]
+        for gone in stale:
+            del self._segments[gone.number]
+            gone.drop_descriptor()
+        return stale
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.drop_descriptor()
+        self._segments.clear()
+
+
+def write(segment: Segment, block: Block, tensor: Tensor) -> None:
+    """Copies a tensor into its block."""
+    view(segment.content, block.offset, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())

@@ -1,0 +1,314 @@
+"""The enclave's end of a link to a worker: one gRPC stream under mutual TLS.
+
+Threads: gRPC pulls what is to be sent from a queue, frame by frame; one reader thread takes what comes and resolves
+futures. Whoever posts or asks only adds to the queue, so a worker that stalls holds up nobody but itself.
+
+Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
+    frame (TLS 1.3). The answer to a task has the expected form, or the link is broken with words.
+Assumes: a tensor that was posted or asked with is not changed before it was sent.
+Leaks: sizes and times of messages, to everybody on the way; everything that is sent, to the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+
+from darknight.errors import OpError
+from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
+from darknight.wire import codec, handshake
+from darknight.wire.codec import BadFrame, Header
+from darknight.wire.doors import knock
+from darknight.wire.fields import printable
+from darknight.wire.handshake import Welcome
+from darknight.wire.identity import WORKER, Identity, fingerprint
+from darknight.wire.lending import Lending
+from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
+from darknight.wire.readers import Question, ReplyReader, raw
+from darknight.wire.shared_memory import Host, Memory
+from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
+
+_GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
+
+
+def connect(
+    address: str,
+    *,
+    certificate: bytes,
+    identity: Identity,
+    host: Host | None = None,
+    shared_memory: str | None = None,
+    timeout: float = 10.0,
+) -> GrpcLink:
+    """A link to the worker at `address` ("host:port") that holds the key of `certificate` (PEM).
+
+    With `host` and `shared_memory` (the name of the worker's Unix socket) tensors go through shared memory.
+    Raises LinkClosed if there is no such worker or it refuses, and Misbehaved if what answers is none.
+    """
+    deadline = time.monotonic() + timeout
+    door = handshake.new_token() if host is not None and shared_memory is not None else None
+    stream = _Stream(address, certificate, identity, handshake.hello(door))
+    try:
+        welcome = stream.welcomed(timeout)
+        if door is not None and host is not None and shared_memory is not None:
+            if welcome.door is None:
+                raise LinkClosed(f"the worker at {address} has no shared memory; start it with --shared-memory")
+            remaining = max(0.1, deadline - time.monotonic())
+            stream.lend(Memory(host, knock(shared_memory, door, welcome.door, remaining)))
+    except BaseException:
+        stream.close()
+        raise
+    return GrpcLink(stream, welcome)
+
+
+class GrpcLink:
+    """A `wire.Link`. Dropping the last reference closes it, as does the end of the program."""
+
+    def __init__(self, stream: _Stream, welcome: Welcome) -> None:
+        self._stream = stream
+        self.welcome = welcome
+        self._finalizer = weakref.finalize(self, stream.close)  # threads hold the stream, and nobody holds the link
+
+    @property
+    def failure(self) -> LinkError | None:
+        return self._stream.failure
+
+    def post(self, message: Weights | Forget) -> None:
+        for part in codec.parts_of(message) if isinstance(message, Forget) else (message,):
+            self._stream.post(part)
+
+    def ask(self, task: Task, expected: Expected) -> Future[Answer]:
+        question = Question(task.layer, task.call, expected)
+        self._stream.ask(task, question)
+        return question.future
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+class _Stream:
+    """The stream, its threads, and the questions that are open."""
+
+    def __init__(self, address: str, certificate: bytes, identity: Identity, hello: bytes) -> None:
+        self._address = address
+        self._certificate = certificate
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._tickets = 0
+        self._open: dict[int, Question] = {}
+        self._lending: Lending | None = None
+        self.failure: LinkError | None = None
+        self._outbox: SimpleQueue[tuple[bytes, Tensor | None] | None] = SimpleQueue()
+        self._welcome: Future[Welcome] = Future()
+        self._channel: Any = grpc.secure_channel(
+            f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
+        )
+        method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")  # no serializers: bytes both ways
+        self._call: Any = method(_frames(hello, self._outbox))
+        self._reader = threading.Thread(target=self._read, name=f"darknight-link-{address}", daemon=True)
+        _ALIVE.add(self)
+        self._reader.start()
+
+    def welcomed(self, timeout: float) -> Welcome:
+        try:
+            return self._welcome.result(timeout)
+        except TimeoutError:
+            raise LinkClosed(f"the worker at {self._address} did not answer within {timeout:g} s") from None
+
+    def lend(self, memory: Memory) -> None:
+        self._lending = Lending(memory)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+    def post(self, message: Weights | Forget) -> None:
+        self._check()
+        with self._explaining():
+            header = codec.header_of(message)
+            codec.pack(header)
+            if isinstance(message, Weights) and self._lending is not None:
+                header |= self._lending.lend_weights(message)
+        with self._lock:
+            ticket = self._dispatch(header, message.tensor if isinstance(message, Weights) else None)
+            if isinstance(message, Forget) and self._lending is not None:
+                self._lending.forgets(ticket, message, self._oldest())
+
+    def ask(self, task: Task, question: Question) -> None:
+        self._check()
+        loan = None
+        with self._explaining():
+            header = codec.header_of(task)
+            codec.pack(header)  # what does not fit shall fail before a place is taken for it
+            if self._lending is not None:
+                loan = self._lending.lend(task, question.expected)
+                question.collect = partial(self._lending.collect, loan, question.expected)
+                header |= loan.header()
+        with self._lock:
+            ticket = self._dispatch(header, task.tensor)
+            self._open[ticket] = question
+            if self._lending is not None and loan is not None:
+                self._lending.asked(ticket, loan)
+
+    def _dispatch(self, header: Header, tensor: Tensor | None) -> int:
+        if self.failure is not None:
+            raise _again(self.failure)
+        self._tickets += 1
+        header["ticket"] = self._tickets
+        self._outbox.put((codec.pack(header), None if "place" in header else tensor))
+        return self._tickets
+
+    def _oldest(self) -> int:
+        return next(iter(self._open), self._tickets + 1)  # tickets rise, and a dict keeps its order
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:
+            raise LinkClosed("this link belongs to the process that made it, of which this one is a copy")
+        if self.failure is not None:
+            raise _again(self.failure)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except LinkError as error:  # of the shared memory
+            self._break_off(error)
+            raise
+        except BadFrame as error:
+            raise OpError(f"this message does not fit the wire: {error}.") from None
+
+    # --- receiving --------------------------------------------------------------------------------------------------
+    def _read(self) -> None:
+        try:
+            self._take_frames()
+            failure: LinkError = LinkClosed("the worker ended the link")
+        except LinkError as error:
+            failure = error
+        except BadFrame as error:
+            failure = Misbehaved(str(error))
+        except grpc.RpcError as error:
+            failure = self._explained(error)
+        except Exception as error:  # nobody else would hear of it, and every future must end
+            failure = LinkClosed(f"the link failed with {type(error).__name__}")
+        self._break_off(failure)
+
+    def _take_frames(self) -> None:
+        reader = ReplyReader(self._find)
+        for frame in self._call:
+            if not self._welcome.done():
+                self._take_welcome(frame)
+                continue
+            found = reader.feed(frame)
+            if found is not None:
+                self._resolve(*found)
+
+    def _find(self, ticket: int) -> Question | None:
+        with self._lock:
+            return self._open.get(ticket)
+
+    def _take_welcome(self, frame: bytes) -> None:
+        try:
+            welcome = handshake.read_welcome(frame)
+        except handshake.Mismatch as error:
+            raise LinkClosed(str(error)) from None
+        if isinstance(welcome, str):
+            raise LinkClosed(f"the worker refused the link: {welcome}")
+        self._welcome.set_result(welcome)
+
+    def _resolve(self, ticket: int, reply: Reply | None) -> None:
+        with self._lock:
+            question = self._open.pop(ticket, None)
+            if self._lending is not None:
+                self._lending.answered(ticket, self._oldest())
+        if question is None or not question.future.set_running_or_notify_cancel() or reply is None:
+            return  # the link was closed meanwhile, or the answer is not wanted any more
+        if isinstance(reply, Refusal):
+            question.future.set_exception(Refused(reply.message))
+        else:
+            question.future.set_result(reply)
+
+    def _explained(self, error: Any) -> LinkError:
+        """What a status of gRPC means; `details` may be the worker's own words."""
+        code, details = error.code(), printable(str(error.details() or ""))[:500]
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+            return Misbehaved(f"a frame of more than {codec.CHUNK} bytes")
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            return LinkClosed(f"the worker did not understand this enclave: {details}")
+        if code is not grpc.StatusCode.UNAVAILABLE or self._welcome.done():
+            return LinkClosed(f"the connection to the worker broke ({code.name.lower()}: {details})")
+        return LinkClosed(f"no link to the worker at {self._address}: {_why_unavailable(details, self._certificate)}")
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+    def _break_off(self, failure: LinkError) -> None:
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = failure
+            left, self._open = list(self._open.values()), {}
+        self._outbox.put(None)
+        self._call.cancel()
+        if self._lending is not None:
+            self._lending.close()
+        if not self._welcome.done():
+            self._welcome.set_exception(failure)
+        for question in left:
+            if question.future.set_running_or_notify_cancel():
+                question.future.set_exception(_again(failure))
+
+    def close(self) -> None:
+        if os.getpid() != self._process:
+            return  # gRPC's threads were not copied by the fork, and what they held is held for ever
+        self._break_off(LinkClosed("the link was closed"))
+        self._channel.close()
+        if threading.current_thread() is not self._reader:  # a future's callback may be what closes the link
+            self._reader.join(_GRACE)
+        _ALIVE.discard(self)
+
+
+# A copy of this process must not take a stream apart, which waits for threads that it has not got: none is collected
+# before `close`.
+_ALIVE: set[_Stream] = set()
+
+
+def _again(failure: LinkError) -> LinkError:
+    """One exception for each who raises it: it collects the frames that it went through, and the tensors in them."""
+    return type(failure)(*failure.args)
+
+
+def _frames(hello: bytes, outbox: SimpleQueue[tuple[bytes, Tensor | None] | None]) -> Iterator[bytes]:
+    """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
+    yield hello
+    while (item := outbox.get()) is not None:
+        header, tensor = item
+        yield header
+        if tensor is not None:
+            memory = raw(tensor)
+            for begin, end in codec.chunks_of(len(memory)):
+                yield bytes(memory[begin:end])
+            del memory
+        del item, tensor  # while it waits for the next it keeps nothing alive
+
+
+def _why_unavailable(details: str, certificate: bytes) -> str:
+    """gRPC says it in the words of its libraries; this is what they mean."""
+    meanings = {
+        "Connection refused": "nothing listens there. Start the worker, or correct the address",
+        "CERTIFICATE_VERIFY_FAILED": f"it has another certificate than {fingerprint(certificate)}",
+        "Hostname Verification": f"its certificate is not a worker's: it is not made out to {WORKER}",
+        "WRONG_VERSION_NUMBER": "what listens there is no worker: it speaks no TLS. Correct the address",
+        "resol": "no such host. Correct the address",
+        "handshake": f"TLS with it failed. Does it run another program than a worker? ({details})",
+    }
+    for sign, words in meanings.items():
+        if sign in details:
+            return words
+    if any(sign in details for sign in ("Socket closed", "recvmsg", "reset")):
+        return f"it ended the connection. Does it know this enclave's certificate (--allow-enclave)? ({details})"
+    return details

@@ -1,0 +1,138 @@
+"""Which parts of shared memory a worker may still touch, and when they are the enclave's again.
+
+A worker reads a share, and writes its answer, at a time of its own choosing, even if nobody wants the answer any more.
+So a block is used again only when the worker cannot need it:
+
+    an answer's blocks, and a share that is not kept    when the task was answered
+    a share that is kept, and weights                   when they were forgotten and every task before that is answered
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from math import prod
+
+from torch import Tensor
+
+from darknight.types import Expected, Forget, ForwardTask, Pass, Task, Weights
+from darknight.wire.codec import Header
+from darknight.wire.shared_memory import Block, Memory
+
+
+@dataclass(frozen=True)
+class Loan:
+    """The blocks of one task. call: under which the worker keeps the share; None if it does not."""
+
+    share: Block
+    answers: dict[Pass, Block]
+    call: int | None
+
+    def header(self) -> Header:
+        places = {kind.value: list(block.place) for kind, block in self.answers.items()}
+        return {"place": list(self.share.place), "answers": places}
+
+
+@dataclass
+class _Forgotten:
+    """What a worker was told to forget under this ticket."""
+
+    ticket: int
+    message: Forget
+    blocks: list[Block] = field(default_factory=list)
+    weights: set[tuple[str, int]] = field(default_factory=set)
+
+
+class Lending:
+    """The blocks of one link. Every method may be called from any thread."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._tasks: dict[int, Loan] = {}  # by ticket
+        self._kept: dict[int, tuple[int, Block]] = {}  # by call: the ticket of the task, and its share
+        self._weights: set[tuple[str, int]] = set()
+        self._forgotten: list[_Forgotten] = []
+
+    def lend_weights(self, message: Weights) -> Header:
+        """Where the worker finds the weights. They may have been forgotten before, and be needed again."""
+        key = message.layer, message.version
+        with self._lock:
+            for forgotten in self._forgotten:
+                forgotten.weights.discard(key)
+            self._weights.add(key)
+            return {"place": list(self._memory.put_weights(message).place)}
+
+    def lend(self, task: Task, expected: Expected) -> Loan:
+        """Writes the share of a task, and takes places for its answer."""
+        taken = [self._memory.put(task.tensor)]
+        answers = {}
+        try:
+            for kind, shape in expected.shapes.items():
+                answers[kind] = self._memory.reserve(prod(shape) * expected.dtype.itemsize)
+                taken.append(answers[kind])
+        except BaseException:
+            for block in taken:
+                self._memory.free(block)
+            raise
+        return Loan(taken[0], answers, task.call if isinstance(task, ForwardTask) and task.keep else None)
+
+    def collect(self, loan: Loan, expected: Expected) -> dict[Pass, Tensor]:
+        """Copies of the answer, as it is at this moment."""
+        forms = expected.shapes
+        return {kind: self._memory.take(block, forms[kind], expected.dtype) for kind, block in loan.answers.items()}
+
+    def asked(self, ticket: int, loan: Loan) -> None:
+        """The task is on its way under this ticket."""
+        with self._lock:
+            self._tasks[ticket] = loan
+
+    def forgets(self, ticket: int, message: Forget, oldest: int) -> None:
+        """The message is on its way; `oldest`: the ticket of the oldest task without an answer."""
+        forgotten = _Forgotten(ticket, message)
+        with self._lock:
+            calls = list(self._kept) if message.everything else message.calls
+            forgotten.blocks += [self._kept.pop(call)[1] for call in calls if call in self._kept]
+            forgotten.weights |= self._weights if message.everything else self._weights.intersection(message.weights)
+            self._weights -= forgotten.weights
+            self._forgotten.append(forgotten)
+            self._settle(oldest)
+
+    def answered(self, ticket: int, oldest: int) -> None:
+        """The worker has answered, whatever it said."""
+        with self._lock:
+            loan = self._tasks.pop(ticket, None)
+            if loan is not None:
+                for block in loan.answers.values():
+                    self._memory.free(block)
+                self._put_back(ticket, loan)
+            self._settle(oldest)
+
+    def _put_back(self, ticket: int, loan: Loan) -> None:
+        """The share of a task that was answered."""
+        if loan.call is None:
+            self._memory.free(loan.share)
+            return
+        for forgotten in self._forgotten:  # it was forgotten before it was answered, and another task may still use it
+            message = forgotten.message
+            if forgotten.ticket > ticket and (message.everything or loan.call in message.calls):
+                forgotten.blocks.append(loan.share)
+                return
+        kept = ticket, loan.share
+        if loan.call in self._kept:  # the worker keeps one share for a call: the last that was sent
+            (_, older), kept = sorted((kept, self._kept[loan.call]), key=lambda entry: entry[0])
+            self._forgotten.append(_Forgotten(kept[0], Forget(), [older]))
+        self._kept[loan.call] = kept
+
+    def _settle(self, oldest: int) -> None:
+        done = [forgotten for forgotten in self._forgotten if forgotten.ticket < oldest]
+        self._forgotten = [forgotten for forgotten in self._forgotten if forgotten.ticket >= oldest]
+        for forgotten in done:
+            for block in forgotten.blocks:
+                self._memory.free(block)
+            for layer, version in forgotten.weights:
+                self._memory.forget_weights(layer, version)
+
+    def close(self) -> None:
+        """Everything at once; the worker's connection must be gone for good."""
+        self._memory.close()

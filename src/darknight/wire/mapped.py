@@ -1,0 +1,133 @@
+"""The worker's half of shared memory: segments that the enclave hands over, and tensors in them, without a copy."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor
+
+from darknight.errors import OpError
+from darknight.wire.fields import BadFrame
+from darknight.wire.segments import ALIGNMENT, NOTE, Kind, Unmappable, open_segment, view
+
+SEGMENTS = 4096  # that one enclave may have at a time
+BYTES = 1 << 43  # of all of them together: mapping costs no memory, but addresses, and other enclaves need some too
+PATIENCE = 5.0  # seconds that a descriptor may arrive after the message that speaks of its segment
+
+
+class BadPlace(BadFrame):
+    """A place that is none, or a segment that is not safe to map. The words are safe to show."""
+
+
+class Mapped:
+    """What one enclave has handed over. Every method may be called from any thread.
+
+    `admit` is asked, with a number of bytes, before a tensor is given out for reading; it raises OpError if there is no
+    room. The memory itself is the enclave's: what counts is how much of it the worker holds.
+
+    Guarantees: a tensor lies inside a segment whose size is sealed, so that no access to it can end in SIGBUS; one for
+    writing is never in a segment of weights. Tensors stay valid after `close`, until the last of them is dropped.
+    Assumes: nothing of the enclave but that it does not change a share before the answer; its own results depend on it.
+    """
+
+    def __init__(self, door: socket.socket, admit: Callable[[int], None]) -> None:
+        self._door = door
+        self._door.setblocking(False)
+        self._admit = admit
+        self._lock = threading.Lock()
+        self._segments: dict[int, tuple[Kind, Tensor]] = {}
+        self._gone: deque[int] = deque(maxlen=SEGMENTS)
+        self._closed = False
+
+    def tensor(self, place: tuple[int, int], dtype: torch.dtype, shape: tuple[int, ...], *, writable: bool) -> Tensor:
+        """The tensor at (segment, offset). It waits a little for a segment that has not arrived yet.
+
+        Raises BadPlace if there is no such place, and OpError if there is no room, or if the enclave has given the
+        segment back since: then it does not want the answer either.
+        """
+        number, offset = place
+        nbytes = prod(shape) * dtype.itemsize
+        with self._lock:
+            kind, content = self._segment(number)
+        if offset % ALIGNMENT or not 0 <= offset <= len(content) - nbytes:
+            raise BadPlace(f"{nbytes} bytes at a place that is not aligned or not inside its segment")
+        if writable and kind is Kind.WEIGHTS:
+            raise BadPlace("an answer that would have to be written over weights")
+        if not writable:
+            self._admit(nbytes)
+        return view(content, offset, dtype, shape)
+
+    def close(self) -> None:
+        """Drops all segments and the door. A second time does nothing."""
+        with self._lock:
+            self._closed = True
+            self._segments.clear()
+            self._door.close()
+
+    def _segment(self, number: int) -> tuple[Kind, Tensor]:
+        deadline = time.monotonic() + PATIENCE
+        while not self._closed:
+            while self._read_note():
+                pass
+            found = self._segments.get(number)
+            if found is not None:
+                return found
+            if number in self._gone:
+                raise OpError("the enclave has given this part of the shared memory back before its message was read.")
+            self._wait(deadline)
+        raise BadPlace("the shared memory is closed")
+
+    def _wait(self, deadline: float) -> None:
+        remaining = deadline - time.monotonic()
+        poll = select.poll()
+        poll.register(self._door, select.POLLIN)
+        if remaining <= 0 or not poll.poll(1000 * remaining):
+            raise BadPlace(f"a segment that was not handed over within {PATIENCE:g} s")
+
+    def _read_note(self) -> bool:
+        """Reads one packet from the door; False if there is none at this moment."""
+        descriptors: list[int] = []
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        try:
+            # One byte too many for a note, so that a longer packet is noticed.
+            packet, descriptors, state, _ = socket.recv_fds(self._door, NOTE.size + 1, 1, flags)
+            self._handle(packet, descriptors, state)
+            return True
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise BadPlace(f"the shared-memory socket broke: {error.strerror}") from None
+        finally:
+            for descriptor in descriptors:  # a mapping needs none
+                os.close(descriptor)
+
+    def _handle(self, packet: bytes, descriptors: list[int], state: int) -> None:
+        if not packet:
+            raise BadPlace("the enclave closed the shared-memory socket")
+        if state & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(packet) != NOTE.size:
+            raise BadPlace("a packet of another form than the protocol's, or no descriptor is left for it (ulimit -n)")
+        code, number, size = NOTE.unpack(packet)
+        if code == Kind.GONE and not descriptors and self._segments.pop(number, None) is not None:
+            self._gone.append(number)
+        elif code in (Kind.PRIVATE, Kind.WEIGHTS) and len(descriptors) == 1 and number not in self._segments:
+            self._add(Kind(code), number, size, descriptors[0])
+        else:
+            raise BadPlace("a packet about a segment that is unknown, known already, or without its descriptor")
+
+    def _add(self, kind: Kind, number: int, size: int, descriptor: int) -> None:
+        if len(self._segments) >= SEGMENTS:
+            raise BadPlace(f"more than {SEGMENTS} segments of shared memory at once")
+        if not 0 < size <= BYTES - sum(len(content) for _, content in self._segments.values()):
+            raise BadPlace(f"an empty segment, or more than {BYTES} bytes of shared memory in all")
+        try:
+            self._segments[number] = kind, open_segment(descriptor, size, kind)
+        except Unmappable as error:
+            raise BadPlace(f"a segment that cannot be mapped: {error}") from None

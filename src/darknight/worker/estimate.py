@@ -1,0 +1,131 @@
+"""How much memory a task will take, from shapes alone: an upper bound, known before anything is allocated.
+
+It follows darknight.ops.field and darknight.ops.real step by step: the float64 copies of the operands, the limbs, one
+convolution's unfolded patches (torch unfolds the whole batch), the partial results and the answer. The measured peak
+of every op and pass stays below it and within a small factor: tests/worker/test_estimate.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from darknight.errors import OpError
+from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
+from darknight.ops.field import EXACT, limbs_for
+from darknight.types import BackwardTask, ForwardTask, Pass, Weights
+
+Shape = tuple[int, ...]
+
+_DOUBLE = 8
+_RESIDUE = 4  # int32
+_SLACK = 1 << 16  # small things: scalars, rounding of the allocator
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Upper bounds of the sum of |weight| that one element of y, and one of gx, meets. They decide about limbs."""
+
+    forward: float
+    backward: float
+
+    @classmethod
+    def of(cls, op: BilinearOp, w_shape: Shape, largest: float) -> Reach:
+        """largest: an upper bound of |weight|."""
+        shadow = torch.empty(w_shape, device="meta")  # a tensor without memory
+        fan_in, fan_out = op.by_output(shadow).shape[1], op.by_input(shadow).shape[1]
+        return cls(max(1.0, fan_in * largest), max(1.0, fan_out * largest * _copies(op)))
+
+
+def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearOp, reach: Reach) -> int:
+    """Bytes beyond those of the task's own tensor, the weights and the kept shares. Raises OpError on shapes that
+    do not fit each other.
+    """
+    w_shape, width = tuple(weights.tensor.shape), _DOUBLE if weights.prime is None else _RESIDUE
+    if isinstance(task, ForwardTask):
+        if not task.compute:
+            return 0
+        x_shape = tuple(task.tensor.shape)
+        y_shape = op.output_shape(x_shape, w_shape)
+        return _product(op, weights.prime, reach.forward, x_shape, y_shape, x_shape, w_shape) + prod(y_shape) * width
+    x_shape = task.x_shape
+    y_shape = op.output_shape(x_shape, w_shape)
+    delta = tuple(task.tensor.shape)
+    if task.row is not None:  # gradients in the clear: the combination is made first
+        delta = delta[:1] + delta[2:]
+    if delta != y_shape:  # the ops say so too, but after they have copied it
+        raise OpError(f"layer {task.layer}: a gradient {delta} for an input {x_shape}; needs {y_shape}.")
+    total = peak = prod(delta) * (2 * _DOUBLE + width) if task.row is not None else 0
+    if Pass.GRAD_INPUT in task.passes:
+        total += prod(x_shape) * width
+        needs = _product(op, weights.prime, reach.backward, y_shape, x_shape, x_shape, w_shape)
+        peak = total + needs + _origin(op, x_shape)
+    if Pass.GRAD_WEIGHT in task.passes:
+        total += prod(w_shape) * width
+        peak = max(peak, total + _weight_product(op, weights.prime, x_shape, y_shape, w_shape))
+    return peak
+
+
+def _product(
+    op: BilinearOp, prime: int | None, reach: float, left: Shape, result: Shape, x_shape: Shape, w_shape: Shape
+) -> int:
+    """forward or grad input: the weights, one operand `left` in limbs, and a partial result for each limb."""
+    operand, w, outcome = prod(left), prod(w_shape), prod(result)
+    scratch = _scratch(op, x_shape, op.output_shape(x_shape, w_shape), w_shape)
+    if prime is None:
+        return (operand + w + scratch + outcome) * _DOUBLE + _SLACK
+    limbs = limbs_for(prime // 2, reach).count
+    digits = (limbs + 2) * operand if limbs > 1 else operand
+    doubles = max(2 * operand, operand + 2 * w, digits + w + scratch + (limbs + 3) * outcome)
+    return doubles * _DOUBLE + _SLACK
+
+
+def _weight_product(op: BilinearOp, prime: int | None, x_shape: Shape, y_shape: Shape, w_shape: Shape) -> int:
+    """grad weight: in the field it is cut into chunks of examples, as darknight.ops.field does."""
+    x, y, w = prod(x_shape), prod(y_shape), prod(w_shape)
+    if prime is None:
+        return (x + y + _scratch(op, x_shape, y_shape, w_shape) + 2 * w) * _DOUBLE + _SLACK
+    half, positions = prime // 2, max(1, op.positions(x_shape, y_shape))
+    least = limbs_for(half, float(half) * positions, least=2)
+    examples = min(x_shape[0], int(EXACT // (least.bound * half * positions)))
+    limbs = limbs_for(half, float(half) * positions * max(1, examples)).count
+    x_part, y_part = (examples, *x_shape[1:]), (examples, *y_shape[1:])
+    doubles = 2 * prod(x_part) + (limbs + 2) * prod(y_part) + (limbs + 5) * w
+    return (doubles + _scratch(op, x_part, y_part, w_shape)) * _DOUBLE + _SLACK
+
+
+def _scratch(op: BilinearOp, x_shape: Shape, y_shape: Shape, w_shape: Shape) -> int:
+    """Doubles that one call of the op takes beside operands and result: padded copies and unfolded patches."""
+    match op:
+        case Linear():
+            return 0
+        case Conv():
+            return _conv_scratch(op, x_shape, y_shape, w_shape)
+        case ConvTranspose():  # the convolution that it is the transpose of leads from y to x
+            return _conv_scratch(op.conv, y_shape, x_shape, w_shape)
+    raise OpError(f"op {op.name}: nobody has measured how much memory it takes, so this worker does not compute it.")
+
+
+def _conv_scratch(conv: Conv, x_shape: Shape, y_shape: Shape, w_shape: Shape) -> int:
+    patches = prod(x_shape[:2]) * prod(w_shape[2:]) * prod(y_shape[2:])
+    padded = 0 if conv.padding.symmetric_zeros else prod(x_shape[:2]) * prod(conv.padding.padded(x_shape[2:]))
+    parts = prod(y_shape) + prod(w_shape) if conv.groups > 1 else 0  # each group apart, then together
+    return patches + prod(x_shape) + 2 * padded + parts
+
+
+def _origin(op: BilinearOp, x_shape: Shape) -> int:
+    """Bytes for the map of where padded elements come from (darknight.ops.padding)."""
+    if not isinstance(op, Conv) or op.padding.mode == "zeros":
+        return 0
+    return 4 * _DOUBLE * prod(op.padding.padded(x_shape[2:]))
+
+
+def _copies(op: BilinearOp) -> int:
+    """An upper bound of op.copies (which would allocate): how often padding repeats one element."""
+    if not isinstance(op, Conv) or op.padding.mode == "zeros":
+        return 1
+    if op.padding.mode == "replicate":
+        return prod(1 + left + right for left, right in op.padding.amounts)
+    return prod(1 + (left > 0) + (right > 0) for left, right in op.padding.amounts)

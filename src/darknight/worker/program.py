@@ -1,0 +1,173 @@
+"""The worker's program: ``python -m darknight.worker``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from darknight import __version__
+from darknight.errors import DarKnightError, FleetError, UsageError
+from darknight.wire.identity import CERTIFICATE_FILE, WORKER, Identity, read_certificate
+from darknight.worker.budget import size_in_words
+from darknight.worker.engine import Engine, LocalEngine, device_named
+from darknight.worker.logs import set_up_logs
+from darknight.worker.machine import available_memory, wall_off
+from darknight.worker.options import PROGRAM, Options, read_options
+from darknight.worker.ray_engine import RayEngine
+from darknight.worker.station import Settings, Station
+
+STOPPED, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_PLACES = 4  # unless more certificates are allowed
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a worker until a signal ends it; returns the exit code."""
+    try:
+        options = read_options(argv)
+    except SystemExit as end:  # argparse: --help, --version, or a mistake that it has explained
+        return end.code if isinstance(end.code, int) else USAGE
+    set_up_logs(options.log_level, options.log_format)
+    try:
+        with _Signals() as signals:
+            return _run(options, signals)
+    except UsageError as error:
+        return _complain(error, USAGE)
+    except (DarKnightError, OSError, RuntimeError) as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:  # before the signals were ours, or after
+        return INTERRUPTED
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _run(options: Options, signals: _Signals) -> int:
+    device = device_named(options.device)
+    allowed = _certificates(options.allow_enclave)
+    identity = Identity.load_or_create(options.state, WORKER)
+    limit = options.memory_limit or available_memory() // 2
+    engine = _engine(options, device)
+    settings = Settings(
+        listen=options.listen,
+        operator=options.operator,
+        device=str(device) if options.engine == "local" else "ray",
+        limit=limit,
+        allowed=allowed,
+        places=options.enclaves or max(_PLACES, len(allowed)),
+        shared_memory=options.shared_memory,
+        metrics=options.metrics,
+    )
+    if device.type == "cpu":  # the drivers of other devices reserve address space as they like
+        wall_off(limit)
+    station = Station(settings, identity, engine)
+    try:
+        address = station.start()
+    except UsageError as error:  # right in itself, but the port is taken
+        raise FleetError(str(error)) from None
+    _announce(options, settings, identity, address, station.metrics_address)
+    number = signals.wait()
+    code = INTERRUPTED if number == signal.SIGINT else STOPPED
+    if station.stop(options.grace):  # Python would wait for no such thread, and abort because it still computes
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _certificates(paths: tuple[Path, ...]) -> list[bytes]:
+    found: dict[bytes, Path] = {}
+    for path in paths:
+        certificate = read_certificate(path)
+        if certificate in found:
+            raise UsageError(f"--allow-enclave: {path} is the same certificate as {found[certificate]}. Name it once.")
+        found[certificate] = path
+    return list(found)
+
+
+def _engine(options: Options, device: torch.device) -> Engine:
+    local = LocalEngine(device, options.threads)
+    return local if options.engine == "local" else RayEngine(options.ray_address)
+
+
+def _announce(options: Options, settings: Settings, identity: Identity, address: str, metrics: str | None) -> None:
+    """What the operator needs to know, and to send, on stdout."""
+    places = f"{settings.places} enclave{'s' if settings.places > 1 else ''} at once"
+    rows = [
+        ("listening", address),
+        ("operator", settings.operator),
+        ("computing", f"{settings.device}, {torch.get_num_threads()} threads"),
+        ("memory", f"{size_in_words(settings.limit)} for {places}"),
+        ("certificate", str((options.state / CERTIFICATE_FILE).absolute())),
+        ("fingerprint", identity.fingerprint),
+        *([("metrics", f"http://{metrics}/metrics")] if metrics else []),
+        *([("shared memory", settings.shared_memory)] if settings.shared_memory else []),
+    ]
+    entry = [
+        "[[worker]]",
+        f"address = {_toml(_reachable(address))}",
+        f"operator = {_toml(settings.operator)}",
+        *([f"shared_memory = {_toml(settings.shared_memory)}"] if settings.shared_memory else []),
+        f"certificate = '''\n{identity.certificate.decode().strip()}\n'''",
+    ]
+    lines = [
+        f"darknight worker {__version__}",
+        *(f"  {name:<14}{value}" for name, value in rows),
+        "",
+        "For the enclave's fleet file; its owner should compare the fingerprint with you over another channel:",
+        "",
+        *entry,
+    ]
+    with contextlib.suppress(OSError):  # nobody has to read it
+        print("\n".join(lines), flush=True)
+
+
+def _reachable(address: str) -> str:
+    """The address as another machine would write it, as far as this one knows."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a basic string of TOML is written as one of JSON
+
+
+class _Signals:
+    """SIGTERM and SIGINT ask for a stop; the second one ends the program where it stands."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._first: int | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)  # type: ignore[arg-type]
+
+    def wait(self) -> int:
+        """The first signal's number."""
+        self._asked.wait()
+        assert self._first is not None
+        return self._first
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._first is not None:
+            os._exit(INTERRUPTED if number == signal.SIGINT else FAILED)
+        self._first = number
+        self._asked.set()

@@ -1,0 +1,130 @@
+"""A running worker: its places for enclaves, its server, and its numbers for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from darknight import __version__
+from darknight.errors import FleetError
+from darknight.wire import Seat
+from darknight.wire.grpc_seat import WorkerServer
+from darknight.wire.identity import Identity
+from darknight.worker.engine import Engine
+from darknight.worker.metrics import Metrics, MetricsServer
+from darknight.worker.session import Sessions
+
+_log = logging.getLogger("darknight.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker is told once, at its start.
+
+    listen, metrics: HOST:PORT; port 0 takes any. allowed: certificates (PEM) of the enclaves that it serves.
+    limit: bytes for all enclaves together; each of the `places` gets the same part. patience: seconds that a new
+    connection waits for a place; a restarted enclave is back before its old connection has ended, if that one is in the
+    middle of a task.
+    """
+
+    listen: str
+    operator: str
+    device: str
+    limit: int
+    allowed: Sequence[bytes]
+    places: int
+    patience: float = 5.0
+    shared_memory: str | None = None
+    metrics: tuple[str, int] | None = None
+    recording: Callable[[Seat], Seat] | None = None
+
+
+class Station:
+    """Serves from `start` to `stop`."""
+
+    def __init__(self, settings: Settings, identity: Identity, engine: Engine) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._engine = engine
+        self._healthy = False
+        metrics = Metrics()
+        self._sessions = Sessions(
+            engine=engine,
+            limit=settings.limit,
+            places=settings.places,
+            certificates=len(settings.allowed),
+            metrics=metrics,
+            patience=settings.patience,
+            recording=settings.recording,
+        )
+        self._server = WorkerServer(
+            listen=settings.listen,
+            identity=identity,
+            allowed=settings.allowed,
+            about={
+                "operator": settings.operator,
+                "device": settings.device,
+                "memory": settings.limit // settings.places,
+            },
+            open_session=self._sessions.open,
+            shared_memory=settings.shared_memory,
+        )
+        self._numbers: MetricsServer | None = None
+        self._metrics = metrics
+
+    @property
+    def healthy(self) -> bool:
+        """Does it serve? False before `start`, and from the moment it is told to stop."""
+        return self._healthy
+
+    @property
+    def metrics_address(self) -> str | None:
+        return self._numbers.address if self._numbers else None
+
+    def start(self) -> str:
+        """The address where it listens, with the real port. Raises FleetError in words."""
+        if self._settings.metrics is not None:
+            host, port = self._settings.metrics
+            try:
+                self._numbers = MetricsServer(host, port, self._metrics, lambda: self._healthy)
+            except OSError as error:
+                raise FleetError(
+                    f"--metrics {host}:{port}: cannot listen there: {error.strerror}. Use another port, or stop what "
+                    "listens there."
+                ) from None
+        try:
+            address = self._server.start()
+        except BaseException:
+            if self._numbers is not None:
+                self._numbers.close()
+            raise
+        self._healthy = True
+        fields: dict[str, object] = {
+            "version": __version__,
+            "address": address,
+            "operator": self._settings.operator,
+            "device": self._settings.device,
+            "memory_limit": self._settings.limit,
+            "enclaves": self._settings.places,
+            "fingerprint": self._identity.fingerprint,
+        }
+        if self.metrics_address:
+            fields["metrics"] = self.metrics_address
+        _log.info("started", extra={"fields": fields})
+        return address
+
+    def stop(self, grace: float) -> int:
+        """No new sessions; tasks that are under way are finished and answered, for at most `grace` seconds.
+
+        How many were not finished by then: their threads still compute, and nobody waits for them.
+        """
+        self._healthy = False
+        _log.info("stopping", extra={"fields": {"grace": grace}})
+        self._server.stop(grace)
+        left = self._sessions.count
+        if self._numbers is not None:
+            self._numbers.close()
+        self._engine.close()
+        _log.info("stopped", extra={"fields": {"tasks_cut_off": left}})
+        return left

@@ -1,0 +1,114 @@
+"""The manual for operators: its commands run as written, its flags exist, and the errors that it explains are raised."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from darknight.worker.metrics import Metrics
+from fleet.workers import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "howto" / "operate-workers.md"
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """All shell blocks, in order, as one script; only the ports are others, because those may be taken."""
+    folder = tmp_path_factory.mktemp("walk")
+    script = "\n".join(blocks("sh"))
+    for port in ("7001", "7002", "7003", "9464"):
+        assert f"127.0.0.1:{port}" in script
+        script = script.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
+    head = "set -euo pipefail\ntrap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    # The output goes to a file: a worker that stayed behind would keep a pipe open, and hold up the test.
+    with (folder / "said.txt").open("w+") as said:
+        done = subprocess.run(
+            ["bash", "-c", head + script],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            timeout=300,
+        )
+    text = (folder / "said.txt").read_text()
+    return subprocess.CompletedProcess(done.args, done.returncode, text), folder
+
+
+def test_the_commands_run_as_written(walk):
+    done, folder = walk
+    assert done.returncode == 0, done.stdout
+    assert "No operator can unmask the data" in " ".join(done.stdout.split())
+    assert re.search(r"^serving$", done.stdout, flags=re.MULTILINE)
+    tasks = re.findall(
+        r'^darknight_worker_tasks_total\{outcome="done",pass="forward"\} (\S+)', done.stdout, re.MULTILINE
+    )
+    assert float(tasks[0]) > 0
+    assert done.stdout.count("stopped tasks_cut_off=0") == 4  # three workers, and one of them twice
+    assert "north (1 worker), south (1 worker), east (1 worker)" in done.stdout
+    assert json.loads((folder / "run" / "summary.json").read_text())
+
+
+def test_what_a_worker_prints_is_what_the_page_shows(walk):
+    _, folder = walk
+    (shown,) = [block for block in blocks("text") if "listening" in block]
+    printed = (folder / "south.txt").read_text()
+    for line in shown.splitlines():
+        words = line.split()[0] if line.startswith("  ") else line
+        if line.startswith("address"):
+            words = "address = "
+        elif "north" in line:
+            words = line.replace("north", "south").split("/")[0].strip()
+        elif line == "...":
+            continue
+        assert words in printed, line
+
+
+def test_every_flag_of_a_worker_exists():
+    text = "\n".join(blocks("sh") + blocks("console")).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if re.search(r"darknight[. ]worker --", line)]
+    used = {flag for line in lines for flag in re.findall(r" (--[a-z-]+)", line)}
+    used |= set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--help"}
+    done = subprocess.run([sys.executable, "-m", "darknight.worker", "--help"], capture_output=True, text=True)
+    known = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, flags=re.MULTILINE))
+    assert len(used) > 12
+    assert used <= known
+
+
+def test_every_error_in_the_table_is_one_that_is_raised():
+    table = PAGE.read_text().split("| it says |")[1]
+    messages = re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
+    assert len(messages) > 12
+    constants = [
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    missing = [message for message in messages if not any(message in constant for constant in constants)]
+    assert not missing
+
+
+def test_every_metric_in_the_table_exists():
+    named = set(re.findall(r"`(darknight_worker_[a-z_]+)", PAGE.read_text()))
+    found = {name for metric in Metrics().registry.collect() for name in (metric.name, f"{metric.name}_total")}
+    assert len(named) >= 9
+    assert named <= found
+
+
+def test_every_link_leads_somewhere():
+    links = re.findall(r"\]\(([^)]+)\)", PAGE.read_text())
+    assert links
+    assert all((PAGE.parent / link).exists() for link in links)

@@ -1,0 +1,81 @@
+"""Workers that fail on purpose: the real executor and loop, with a seat that misbehaves at chosen replies."""
+
+import threading
+from dataclasses import dataclass, field
+
+from darknight.fleet import Fleet, Member
+from darknight.types import BackwardTask, ForwardTask, Refusal
+from darknight.wire import LinkClosed, in_process
+from darknight.worker import Executor, serve
+
+
+@dataclass
+class Plan:
+    """What a worker does instead of its nth reply, counted from one over its whole life: `{3: "die"}`.
+
+    die         closes the link; nobody answers when it is dialled again, until `reborn` is set
+    restart     closes the link, and can be dialled at once, with an empty memory
+    hang        never answers this one; the ones after it neither, until `woken` is set, then all of them
+    twice       answers twice
+    other       answers a question that nobody asked
+    refuse      says that it cannot
+    """
+
+    replies: dict[int, str] = field(default_factory=dict)
+    reborn: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)
+    count: int = 0
+    dead: bool = False
+    seen: list = field(default_factory=list)  # every task that reached the worker
+
+
+class FaultySeat:
+    def __init__(self, seat, plan):
+        self._seat, self._plan = seat, plan
+
+    def read(self):
+        found = self._seat.read()
+        if found is not None and isinstance(found[1], ForwardTask | BackwardTask):
+            self._plan.seen.append(found[1])
+        return found
+
+    def write(self, ticket, reply):
+        plan = self._plan
+        plan.count += 1
+        match plan.replies.get(plan.count):
+            case "die" | "restart" as how:
+                plan.dead = how == "die"
+                self._seat.close()
+            case "hang":
+                plan.woken.wait(60)
+                self._seat.write(ticket, reply)
+            case "twice":
+                self._seat.write(ticket, reply)
+                self._seat.write(ticket, reply)
+            case "other":
+                self._seat.write(ticket + 1000, reply)
+            case "refuse":
+                self._seat.write(ticket, Refusal(message="no room"))
+            case _:
+                self._seat.write(ticket, reply)
+
+    def close(self):
+        self._seat.close()
+
+
+def faulty_fleet(operators, plans, **options):
+    """One thread worker for each operator; `plans` by worker."""
+
+    def member(number, operator):
+        plan = plans.setdefault(number, Plan())
+
+        def dial():
+            if plan.dead and not plan.reborn.is_set():
+                raise LinkClosed("nothing listens there")
+            link, seat = in_process()
+            threading.Thread(target=serve, args=(FaultySeat(seat, plan), Executor()), daemon=True).start()
+            return link
+
+        return Member(f"w{number}", operator, dial)
+
+    return Fleet([member(j, operator) for j, operator in enumerate(operators)], **options)

@@ -1,0 +1,282 @@
+"""Local workers are processes that never outlive the one that started them, however that ends."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from darknight.coding.scheme import Scheme
+from darknight.errors import FleetError, UsageError
+from darknight.fleet import local_fleet, nursery
+from darknight.fleet.nursery import Berth, Nursery
+from darknight.nn import protect_, unprotect_
+from darknight.runtime import Runtime
+from darknight.wire.identity import ENCLAVE, Identity
+from fleet.workers import alive, eventually
+
+SCHEME = Scheme(inputs=1, colluders=1)
+
+
+def steps(fleet, count=3, between=lambda step: None):
+    """The weights after a few steps of a tiny network."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Runtime(SCHEME, fleet, seed=3) as runtime:
+        protect_(model, runtime)
+        for step in range(count):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            between(step)
+        unprotect_(model)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOME_TOKEN", "very-secret")
+        patch.setenv("DARKNIGHT_PASSWORD", "very-secret")
+        patch.setenv("MKL_NUM_THREADS", "1")
+        fleet = local_fleet(SCHEME, workers=4, record=True)
+    with fleet:
+        yield fleet
+        pids = [*fleet.processes.values(), fleet._nursery.pid]
+    assert not [pid for pid in pids if alive(pid)]
+    assert fleet.processes == {}
+    assert fleet.transcript(0)
+    with pytest.raises(FleetError, match="the fleet is closed"):
+        fleet.restart(0)
+
+
+def test_workers_are_processes_of_their_own(fleet):
+    pids = list(fleet.processes.values())
+    assert list(fleet.processes) == [0, 1, 2, 3]
+    assert len({os.getpid(), *pids}) == 5
+    assert all(alive(pid) for pid in pids)
+    assert fleet.operators == ("simulated-0", "simulated-1", "simulated-2", "simulated-3")
+    assert all(fleet.ready(worker) for worker in range(4))
+
+
+def test_training_through_them_gives_the_bits_of_the_enclave_alone(fleet):
+    assert torch.equal(steps(fleet), steps(None))
+
+
+def test_a_transcript_has_every_answer_that_was_received(fleet):
+    """Nothing waits in this test: the records travel on a socket of their own, and must be there in time."""
+    before = [len(fleet.transcript(worker)) for worker in range(4)]
+    for _ in range(5):
+        steps(fleet, 1)
+        seen = [fleet.transcript(worker)[start:] for worker, start in enumerate(before)]
+        replies = [[record.kind for record in records if record.kind.endswith(".reply")] for records in seen]
+        assert [kinds.count("grad_weight.reply") for kinds in replies] == [2, 2, 2, 0]
+        before = [len(fleet.transcript(worker)) for worker in range(4)]
+    with pytest.raises(FleetError, match="no worker 4"):
+        fleet.transcript(4)
+
+
+def test_a_worker_that_was_killed_is_started_again(fleet):
+    old = fleet.processes[1]
+
+    def kill(step):
+        if step == 0:
+            os.kill(old, signal.SIGKILL)
+            assert eventually(lambda: 1 not in fleet.processes)  # reported
+        if step == 1:
+            fleet.restart(1)
+            assert eventually(lambda: fleet.ready(1))
+
+    assert torch.equal(steps(fleet, 4, kill), steps(None, 4))
+    assert fleet.processes[1] != old
+    assert not alive(old)
+
+
+def test_a_worker_that_hangs_is_started_again(fleet):
+    old = fleet.processes[2]
+    os.kill(old, signal.SIGSTOP)
+    fleet.restart(2)
+    assert eventually(lambda: 2 in fleet.processes and fleet.ready(2))
+    assert not alive(old)
+    assert torch.equal(steps(fleet), steps(None))
+
+
+def test_only_workers_that_exist_are_started_again(fleet):
+    with pytest.raises(FleetError, match="no worker 4; this fleet has workers 0 to 3"):
+        fleet.restart(4)
+
+
+def test_a_worker_gets_nothing_of_the_environment_that_could_be_secret(fleet):
+    for pid in [*fleet.processes.values(), fleet._nursery.pid]:
+        given = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"very-secret" not in given
+        assert b"MKL_NUM_THREADS=1" in given
+        held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+        assert not [name for name in held if name.startswith("/") and not name.startswith(("/dev/", "/memfd:"))]
+
+
+def test_a_fleet_that_is_dropped_takes_its_workers_along():
+    fleet = local_fleet(SCHEME)
+    pids = [*fleet.processes.values(), fleet._nursery.pid]
+    assert all(alive(pid) for pid in pids)
+    del fleet
+    gc.collect()
+    assert eventually(lambda: not any(alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("workers", [2, 0, True, "three", 3.0])
+def test_too_few_workers_are_refused(workers):
+    with pytest.raises(UsageError, match="this scheme needs 3"):
+        local_fleet(SCHEME, workers=workers)
+
+
+def test_what_is_no_scheme_is_refused():
+    with pytest.raises(FleetError, match="where a scheme belongs"):
+        local_fleet(3)
+
+
+# --- a nursery that does not start ------------------------------------------------------------------------------------
+@contextmanager
+def interpreter(tmp_path, monkeypatch, script):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    yield
+
+
+def test_a_nursery_that_fails_is_quoted(tmp_path, monkeypatch):
+    script = "echo 'no module named\tdarknight' >&2; exit 3"
+    with (
+        interpreter(tmp_path, monkeypatch, script),
+        pytest.raises(FleetError, match="no module named darknight") as error,
+    ):
+        local_fleet(SCHEME, record=True)
+    assert "local workers 0, 1, 2 did not start: the program that starts them ended" in str(error.value)
+
+
+def test_a_nursery_that_says_nothing_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    enclave = Identity.create(ENCLAVE).certificate
+    monkeypatch.setattr(nursery, "STOP_SECONDS", 0.2)
+    with interpreter(tmp_path, monkeypatch, "echo busy >&2; sleep 600 & echo $! >&2; wait"):
+        slow = Nursery([Berth(operator="a", threads=1)], enclave=enclave)
+        with pytest.raises(FleetError, match=r"not all were ready in 1 s\. It wrote: busy (\d+)\.") as error:
+            slow.wait(1)
+    sleeper = int(str(error.value).split("busy ")[1].split(".")[0])
+    assert not alive(slow.pid)
+    assert eventually(lambda: not alive(sleeper))  # its child too
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(FleetError, match=r"cannot start workers: .*none: No such file or directory"):
+        local_fleet(SCHEME)
+
+
+# --- how the process that has a fleet can end -------------------------------------------------------------------------
+SCRIPT = """
+import json, os, sys, time
+import torch
+import darknight as dk
+from torch.utils.data import DataLoader
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+def run(ending):
+    scheme = dk.Scheme(inputs=1, colluders=1)
+    fleet = dk.local_fleet(scheme)
+    runtime = dk.Runtime(scheme, fleet)
+    layer = torch.nn.Linear(4, 3)
+    dk.protect_(layer, runtime)
+    x = torch.ones(4, 4)
+    layer(x).sum().backward()
+    copy = forked(fleet, layer, x) if ending == "fork" else None
+    say(ending=ending, pid=os.getpid(), workers=[*fleet.processes.values(), fleet._nursery.pid], copy=copy)
+    if ending == "exception":
+        sys.stderr = open(os.devnull, "w")
+        raise RuntimeError("on purpose")
+    while ending != "end":
+        layer(x).sum().backward()
+    globals()["kept"] = fleet, runtime, layer  # until the interpreter ends
+
+
+def forked(fleet, layer, x):
+    for rows in DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+        layer(rows).sum().backward()
+    # A copy that ends as any program does, with its finalizers, must leave our workers alone.
+    if (copy := os.fork()) == 0:
+        sys.exit(0)
+    assert os.waitpid(copy, 0)[1] == 0
+    layer(x).sum().backward()
+    assert all(fleet.ready(worker) for worker in range(3))
+    # And one that stays must not keep them alive.
+    if (copy := os.fork()) == 0:
+        time.sleep(300)
+        os._exit(0)
+    return copy
+
+
+def say(**words):
+    os.write(1, (json.dumps(words) + "\\n").encode())
+
+
+# Loaded once for all: each ending is tried in a copy of this process, made before there is a fleet.
+running = {}
+for ending in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        run(ending)
+        sys.exit(0)
+    running[pid] = ending
+while running:
+    pid, status = os.wait()
+    say(ending=running.pop(pid), code=os.waitstatus_to_exitcode(status))
+"""
+SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL, "fork": signal.SIGKILL}
+
+
+def test_nothing_is_left_however_the_process_ends(full):
+    endings = ["end", "interrupt", "fork", *(["exception", "terminate", "kill"] if full else [])]
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *endings], stdout=subprocess.PIPE, text=True)
+    started, codes = {}, {}
+    try:
+        while len(codes) < len(endings):
+            line = process.stdout.readline()
+            assert line, "a process with a fleet did not start; its words are above"
+            words = json.loads(line)
+            if "code" in words:
+                codes[words["ending"]] = words["code"]
+                continue
+            started[words["ending"]] = words
+            if number := SIGNALS.get(words["ending"]):
+                assert all(alive(pid) for pid in words["workers"])
+                os.kill(words["pid"], number)
+        wanted = {"end": 0, "exception": 1, **{ending: -number for ending, number in SIGNALS.items()}}
+        assert codes == {ending: wanted[ending] for ending in endings}
+        left = [pid for words in started.values() for pid in words["workers"]]
+        assert len(left) == 4 * len(endings)
+        assert eventually(lambda: not any(alive(pid) for pid in left), 10)
+        assert alive(started["fork"]["copy"])
+        assert set(os.listdir("/dev/shm")) <= before
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        for words in started.values():
+            for pid in filter(alive, filter(None, (words["pid"], words["copy"]))):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,125 @@
+"""Training while workers are killed and stopped at random: no bit changes, nothing hangs, nothing is left behind."""
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import darknight as dk
+from fleet.workers import alive, announced, eventually, free_port, launch
+from runtime.scripts import batch, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCHEME = dk.Scheme(inputs=2, colluders=1)  # four seats
+WORKERS = 5  # and a standby
+
+
+class Operator:
+    """Somebody who runs one worker, and starts it again whenever it dies."""
+
+    def __init__(self, folder, name):
+        self._folder, self._name = folder, name
+        self._address = f"127.0.0.1:{free_port()}"
+        self.process = launch(folder, name, listen=self._address)
+        self.entry = announced(self.process).entry
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process = launch(self._folder, self._name, listen=self._address)  # takes seconds to be there
+
+    def stop(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def train(fleet, steps, before=lambda step: None):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with dk.Runtime(SCHEME, fleet, seed=5) as runtime:
+        dk.protect_(model, runtime)
+        for step in range(steps):
+            before(step)
+            x, target = batch(6, seed=step)
+            x.requires_grad_()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), target).backward()
+            optimizer.step()
+        dk.unprotect_(model)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), runtime.ledger
+
+
+def resources():
+    """Memory in MB, descriptors, threads and shared mappings of this process."""
+    status = Path("/proc/self/status").read_text()
+    resident = int(status.split("VmRSS:")[1].split()[0]) / 1000
+    mappings = Path("/proc/self/maps").read_text().count("memfd:")
+    return resident, len(os.listdir("/proc/self/fd")), threading.active_count(), mappings
+
+
+def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, capsys):
+    steps = 300 if full else 12
+    chance = random.Random(7)
+    operators = [Operator(tmp_path, f"operator-{j}") for j in range(WORKERS)]
+    file = tmp_path / "fleet.toml"
+    file.write_text("\n".join(operator.entry for operator in operators))
+    stopped, done = [], []
+
+    def disturb(step):
+        while stopped and stopped[0][0] <= step:
+            stopped.pop(0)[1].go_on()
+        if step % 4 == 2:
+            victim = chance.choice(operators)
+            how = chance.choice(["kill", "stop"]) if len(done) > 1 else ["kill", "stop"][len(done)]
+            if how == "kill":
+                victim.kill()
+            else:
+                victim.stop()
+                stopped.append((step + 3, victim))
+            done.append(how)
+
+    try:
+        with dk.connect(file) as fleet:
+            train(fleet, 2)  # what is loaded and opened once is there now
+            before = resources()
+            begun = time.monotonic()
+            found, ledger = train(fleet, steps, disturb)
+            seconds = time.monotonic() - begun
+            while stopped:
+                stopped.pop(0)[1].go_on()
+            assert eventually(lambda: all(fleet.ready(worker) for worker in range(WORKERS)), 60)  # all came back
+            after = resources()
+        pids = [operator.process.pid for operator in operators]
+    finally:
+        for operator in operators:
+            operator.end()
+    assert torch.equal(found, train(None, steps)[0])
+    assert not any(alive(pid) for pid in pids)
+    assert {"kill", "stop"} <= set(done)
+    assert sum(ledger.missed.values()) >= (len(done) // 3)
+    assert not ledger.failed
+    assert after[0] - before[0] < 150
+    assert after[1] - before[1] < 10
+    assert after[2] - before[2] < 10
+    assert after[3] == before[3] == 0  # these workers are not on this host, as far as anybody knows
+    with capsys.disabled():
+        print(
+            f"\n{steps} steps in {seconds:.0f} s with {done.count('kill')} kills and {done.count('stop')} stops: "
+            f"{sum(ledger.missed.values())} answers missed, {ledger.resent} shares resent, "
+            f"{ledger.done_in_enclave.total()} parts in the enclave; memory {before[0]:.0f} -> {after[0]:.0f} MB, "
+            f"descriptors {before[1]} -> {after[1]}, threads {before[2]} -> {after[2]}"
+        )

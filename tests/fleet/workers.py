@@ -1,0 +1,92 @@
+"""Real workers, as an operator starts them, and what a process leaves behind."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from darknight.wire.identity import CERTIFICATE_FILE, ENCLAVE, Identity
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker's process, where it listens, and the entry that it printed for the fleet file."""
+
+    process: subprocess.Popen[str]
+    address: str
+    entry: str
+
+
+def launch(folder: Path, operator: str, *, listen: str = "127.0.0.1:0", **flags: str) -> subprocess.Popen[str]:
+    """Starts `python -m darknight.worker`; its state is folder/operator, its enclave that of folder/enclave."""
+    Identity.load_or_create(folder / "enclave", ENCLAVE)
+    command = [sys.executable, "-m", "darknight.worker", "--listen", listen, "--operator", operator]
+    command += ["--state", str(folder / operator), "--allow-enclave", str(folder / "enclave" / CERTIFICATE_FILE)]
+    command += ["--threads", "1", "--log-level", "error"]
+    command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept, cwd=folder)
+
+
+def announced(process: subprocess.Popen[str]) -> Worker:
+    """Waits until the worker says where it is."""
+    said = ""
+    while said.count("'''") < 2:
+        line = process.stdout.readline()
+        assert line, f"the worker ended with {process.wait()}: {said}"
+        said += line
+    (address,) = [line.split()[1] for line in said.splitlines() if line.strip().startswith("listening")]
+    return Worker(process, address, said[said.index("[[worker]]") :])
+
+
+@contextmanager
+def ending(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@contextmanager
+def real_workers(folder: Path, flags: dict[str, dict[str, str]]) -> Iterator[list[Worker]]:
+    """Starts one for each operator, side by side, with the operator's flags."""
+    with ExitStack() as stack:
+        processes = []
+        for operator, own in flags.items():
+            processes.append(launch(folder, operator, **own))
+            stack.enter_context(ending(processes[-1]))
+        yield [announced(process) for process in processes]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+    """Whether it becomes true in that time. For what nobody reports, such as the end of somebody else's child."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        threading.Event().wait(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that ended and was not yet fetched by its parent does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"

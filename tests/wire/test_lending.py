@@ -1,0 +1,193 @@
+"""When a block of shared memory may be used again: never while the worker may still read or write it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from darknight.types import Forget, Pass
+from darknight.wire.lending import Lending
+from darknight.wire.shared_memory import Block
+from wire.peers import backward, expected, task, weights
+
+
+class FakeMemory:
+    """Counts blocks, and refuses to free one twice."""
+
+    def __init__(self):
+        self.live = set()
+        self.weights = {}
+        self._next = 0
+
+    def reserve(self, nbytes):
+        self._next += 64
+        block = Block(1, self._next, nbytes)
+        self.live.add(block)
+        return block
+
+    def put(self, tensor):
+        return self.reserve(tensor.nbytes)
+
+    def put_weights(self, message):
+        block = Block(2, message.version * 64, message.tensor.nbytes)
+        self.weights[message.layer, message.version] = block
+        return block
+
+    def forget_weights(self, layer, version):
+        del self.weights[layer, version]
+
+    def free(self, block):
+        self.live.remove(block)
+
+    def take(self, block, shape, dtype):
+        assert block in self.live
+        return torch.zeros(shape, dtype=dtype)
+
+
+class Link:
+    """The little that a link does: tickets, and which tasks are open."""
+
+    def __init__(self):
+        self.memory = FakeMemory()
+        self.lending = Lending(self.memory)
+        self.tickets = 0
+        self.open = {}
+
+    def ask(self, message):
+        loan = self.lending.lend(message, expected(message))
+        self.tickets += 1
+        self.open[self.tickets] = loan
+        self.lending.asked(self.tickets, loan)
+        return self.tickets
+
+    def post(self, message):
+        self.tickets += 1
+        if isinstance(message, Forget):
+            self.lending.forgets(self.tickets, message, next(iter(self.open), self.tickets + 1))
+        else:
+            self.lending.lend_weights(message)
+
+    def answer(self, ticket):
+        loan = self.open.pop(ticket)
+        self.lending.answered(ticket, next(iter(self.open), self.tickets + 1))
+        return loan
+
+
+def test_a_task_gets_a_place_for_each_answer():
+    link = Link()
+    message = backward()
+    loan = link.lending.lend(message, expected(message))
+    header = loan.header()
+    assert header["answers"].keys() == {"grad_input", "grad_weight"}
+    places = [header["place"], *header["answers"].values()]
+    assert len({tuple(place) for place in places}) == 3
+    assert link.lending.collect(loan, expected(message))[Pass.GRAD_INPUT].shape == (2, 3)
+
+
+def test_everything_of_an_answered_task_is_free_again():
+    link = Link()
+    first, second = link.ask(task()), link.ask(backward())
+    link.answer(second)
+    assert len(link.memory.live) == 2
+    link.answer(first)
+    assert link.memory.live == set()
+
+
+def test_a_kept_share_stays_until_it_is_forgotten():
+    link = Link()
+    loan = link.answer(link.ask(task(5, keep=True)))
+    assert link.memory.live == {loan.share}
+    link.answer(link.ask(backward(5)))
+    link.post(Forget(calls=(4,)))
+    assert link.memory.live == {loan.share}
+    link.post(Forget(calls=(5,)))
+    assert link.memory.live == set()
+
+
+def test_what_was_forgotten_stays_while_an_older_task_may_use_it():
+    link = Link()
+    link.post(weights(1))
+    share = link.answer(link.ask(task(5, keep=True))).share
+    slow = link.ask(backward(5))  # cancelled perhaps, but the worker does not know
+    link.post(Forget(calls=(5,), weights=(("net.0", 1),)))
+    later = link.ask(task(6))
+    link.answer(later)
+    assert share in link.memory.live
+    assert link.memory.weights
+    link.answer(slow)
+    assert link.memory.live == set()
+    assert not link.memory.weights
+
+
+def test_a_share_that_is_forgotten_before_its_task_is_answered():
+    link = Link()
+    forward = link.ask(task(5, keep=True))
+    slow = link.ask(backward(5))
+    link.post(Forget(everything=True))
+    share = link.answer(forward).share
+    assert share in link.memory.live  # the backward task reads it
+    link.answer(slow)
+    assert link.memory.live == set()
+
+
+def test_weights_that_come_back_are_not_forgotten_by_an_older_message():
+    link = Link()
+    link.post(weights(1))
+    slow = link.ask(task())
+    link.post(Forget(weights=(("net.0", 1),)))
+    link.post(weights(1))
+    link.answer(slow)
+    assert link.memory.weights.keys() == {("net.0", 1)}
+    link.post(Forget(weights=(("net.0", 1),)))
+    assert not link.memory.weights
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+def test_of_two_shares_for_one_call_the_later_is_kept(order):
+    link = Link()
+    tickets = [link.ask(task(5, keep=True)), link.ask(backward(5)), link.ask(task(5, keep=True))]
+    first, last = link.open[tickets[0]].share, link.open[tickets[2]].share
+    for n, which in enumerate(order):
+        assert (first in link.memory.live) or 1 in order[:n]  # the backward task reads it
+        link.answer(tickets[which])
+    assert link.memory.live == {last}
+
+
+def test_a_share_that_finds_no_room_for_its_answer_is_given_back():
+    link = Link()
+    link.memory.reserve, put = None, link.memory.reserve
+    link.memory.put = lambda tensor: put(tensor.nbytes)
+    with pytest.raises(TypeError):
+        link.lending.lend(task(), expected(task()))
+    assert link.memory.live == set()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["keep", "use", "plain", "answer", "forget", "all"]), st.integers(0, 3))))
+@settings(max_examples=400, deadline=None)
+def test_no_block_is_free_while_a_task_may_touch_it_and_all_are_in_the_end(steps):
+    link = Link()
+    needed = {}  # ticket -> blocks that the worker may touch until it answers
+    kept = {}  # call -> share, as a worker that works in order would keep it
+    for step, call in steps:
+        if step in ("keep", "plain"):
+            ticket = link.ask(task(call, keep=step == "keep"))
+            loan = link.open[ticket]
+            needed[ticket] = {loan.share, *loan.answers.values()}
+            if step == "keep":
+                kept[call] = loan.share
+        elif step == "use":
+            ticket = link.ask(backward(call))
+            loan = link.open[ticket]
+            needed[ticket] = {loan.share, *loan.answers.values()} | ({kept[call]} if call in kept else set())
+        elif step == "answer" and link.open:
+            ticket = list(link.open)[call % len(link.open)]
+            link.answer(ticket)
+            del needed[ticket]
+        elif step in ("forget", "all"):
+            link.post(Forget(calls=(call,)) if step == "forget" else Forget(everything=True))
+            kept = {} if step == "all" else {key: share for key, share in kept.items() if key != call}
+        assert set().union(*needed.values(), kept.values()) <= link.memory.live
+    for ticket in list(link.open):
+        link.answer(ticket)
+    link.post(Forget(everything=True))
+    assert link.memory.live == set()

@@ -1,0 +1,119 @@
+"""The worker's command line: what it accepts, and what it says to what it does not."""
+
+import logging
+import re
+import socket
+
+import pytest
+
+from darknight.wire.identity import ENCLAVE, Identity
+from darknight.worker import program
+from darknight.worker.options import read_options
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    Identity.load_or_create(tmp_path / "enclave", ENCLAVE)
+    return tmp_path / "enclave" / "certificate.pem"
+
+
+@pytest.fixture(autouse=True)
+def nothing_changes(monkeypatch):
+    """The program sets up logs and a memory wall for its process; this one is the tests'."""
+    monkeypatch.setattr(program, "set_up_logs", lambda level, form: logging.getLogger("darknight"))
+    monkeypatch.setattr(program, "wall_off", lambda limit: None)
+
+
+def test_defaults():
+    found = read_options(["--allow-enclave", "a.pem"], {"XDG_DATA_HOME": "/data"})
+    assert (found.listen, found.device, found.engine) == ("127.0.0.1:7001", "cpu", "local")
+    assert (found.metrics, found.memory_limit, found.shared_memory) == (None, None, None)
+    assert str(found.state) == "/data/darknight/worker"
+    assert [str(path) for path in found.allow_enclave] == ["a.pem"]
+
+
+def test_every_flag_has_a_variable_and_wins_over_it():
+    flags = {
+        "listen": ("0.0.0.0:7002", "0.0.0.0:7002"),
+        "device": ("cuda:1", "cuda:1"),
+        "threads": ("3", 3),
+        "memory_limit": ("2GiB", 2 << 30),
+        "operator": ("acme", "acme"),
+        "engine": ("ray", "ray"),
+        "ray_address": ("auto", "auto"),
+        "metrics": ("[::1]:9000", ("::1", 9000)),
+        "enclaves": ("7", 7),
+        "shared_memory": ("@name", "@name"),
+        "grace": ("1.5", 1.5),
+        "log_level": ("debug", "debug"),
+        "log_format": ("json", "json"),
+    }
+    variables = {f"DARKNIGHT_WORKER_{name.upper()}": text for name, (text, _) in flags.items()}
+    variables |= {"DARKNIGHT_WORKER_ALLOW_ENCLAVE": "a.pem:b.pem", "DARKNIGHT_WORKER_STATE": "/state"}
+    found = read_options([], variables)
+    assert {name: getattr(found, name) for name in flags} == {name: value for name, (_, value) in flags.items()}
+    assert [str(path) for path in found.allow_enclave] == ["a.pem", "b.pem"]
+    assert str(found.state) == "/state"
+    arguments = [part for name, (text, _) in flags.items() for part in (f"--{name.replace('_', '-')}", text)]
+    other = {name: "nonsense" for name in variables if name != "DARKNIGHT_WORKER_STATE"}
+    assert read_options([*arguments, "--allow-enclave", "c.pem"], other).threads == 3
+
+
+def test_help_has_an_example_the_exit_codes_and_every_flag(capsys):
+    assert program.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "python -m darknight.worker --listen" in text
+    assert re.search(r"exit codes: 0 .*1 .*2 .*130", text)
+    for flag in ("listen", "device", "threads", "memory-limit", "operator", "engine", "ray-address", "allow-enclave"):
+        assert f"--{flag} " in text
+    for flag in ("state", "metrics", "enclaves", "shared-memory", "grace", "log-level", "log-format"):
+        assert f"--{flag} " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], r"--allow-enclave CERT is missing.*darknight fleet identity"),
+        (["--listen", "nowhere"], r"argument --listen: \"nowhere\" is not HOST:PORT"),
+        (["--listen", "127.0.0.1:70000"], "is not HOST:PORT"),
+        (["--memory-limit", "8GB"], r"\"8GB\" is not a size.*8GiB"),
+        (["--threads", "0"], "not a number from 1"),
+        (["--engine", "magic"], "is none of local, ray"),
+        (["--grace", "nan"], "not a number of seconds"),
+        (["--operator", "a\nb"], "printable"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--ray-address", "auto", "--allow-enclave", "CERT"], "add --engine ray"),
+        (["--allow-enclave", "missing.pem"], "missing.pem cannot be read"),
+        (["--allow-enclave", "CERT", "--allow-enclave", "CERT"], "same certificate"),
+        (["--allow-enclave", "CERT", "--device", "cuda:77"], "cuda:77 is not in this machine"),
+        (["--allow-enclave", "CERT", "--device", "abacus"], "use cpu or cuda:N"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(arguments, words, certificate, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [str(certificate) if part == "CERT" else part for part in arguments]
+    assert program.main(["--state", str(tmp_path / "state"), *given]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("darknight worker: error: ")
+    assert said.err.count("\n") == 1
+    assert re.search(words, said.err)
+    assert not (tmp_path / "state").exists()  # a worker that does not start leaves nothing behind
+
+
+def test_a_port_that_is_taken_is_a_failure_and_not_wrong_usage(certificate, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        common = ["--state", str(tmp_path / "state"), "--allow-enclave", str(certificate)]
+        assert program.main([*common, "--listen", address]) == 1
+        assert f"cannot listen at {address}" in capsys.readouterr().err
+        assert program.main([*common, "--listen", "127.0.0.1:0", "--metrics", address]) == 1
+        assert f"--metrics {address}: cannot listen there" in capsys.readouterr().err
+
+
+def test_a_damaged_state_folder_is_explained(certificate, tmp_path, capsys):
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "key.pem").write_text("nothing")
+    assert program.main(["--state", str(state), "--allow-enclave", str(certificate)]) == 2
+    assert "certificate.pem" in capsys.readouterr().err
