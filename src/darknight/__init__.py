@@ -43,8 +43,8 @@ Errors
 
 Workers
     ``local_fleet`` starts worker processes on this machine, for trying things out. In earnest, operators start workers
-    with ``darknight worker``, a fleet file names them, and ``connect("fleet.toml")`` takes the place of ``local_fleet``.
-    A worker that fails is replaced, or done without.
+    with ``darknight worker``, a fleet file names them, and ``connect("fleet.toml")`` replaces ``local_fleet``. A worker
+    that fails is replaced, or done without.
 
 What is promised, and what is not, is in SECURITY.md.
 

@@ -6,10 +6,14 @@ import pytest
 
 from darknight.accounting import (
     BoundRaised,
+    DoneInEnclave,
     Failed,
     Ledger,
     Masked,
+    Missed,
     Overflow,
+    Resent,
+    Reseated,
     SentClear,
     Spent,
     Traffic,
@@ -32,6 +36,10 @@ def ledger():
         BoundRaised(layer="a", what="input", bound=2.0),
         Traffic(sent=100, received=50),
         Spent(total=3.0, waiting=1.0, workers=4.0),
+        Missed(layer="a", worker="w1", reason="worker 1 (w1) failed: it did not answer in time."),
+        Reseated(seat=1, worker="w4", reason=""),
+        Resent(layer="a", seat=1, worker="w4"),
+        DoneInEnclave(layer="a", kind=Pass.GRAD_WEIGHT, seat=1),
     ):
         found.record(event)
         found.record(event)
@@ -50,6 +58,26 @@ def test_the_summary_adds_up_and_is_plain_json():
     }
     assert summary["traffic"] == {"sent_bytes": 200, "received_bytes": 100}
     assert summary["time"] == {"masking_seconds": 4.0, "waiting_seconds": 2.0, "worker_seconds": 8.0}
+
+
+def test_it_says_who_failed_and_who_stood_in():
+    found = ledger()
+    assert found.summary()["faults"] == {
+        "answers_missed": {"w1": 2},
+        "latest_reasons": {"w1": "worker 1 (w1) failed: it did not answer in time."},
+        "seats_changed": 2,
+        "shares_resent": 2,
+        "done_in_enclave": {"forward": 0, "grad_input": 0, "grad_weight": 2},
+    }
+    assert "2 answers missed, 2 shares sent again, 2 parts done in the enclave" in str(found)
+    assert "worker 1 (w1) failed: it did not answer in time." in str(found)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_operator_with_everything_is_the_headline(exact):
+    found = Ledger(exact=exact, not_covered=[], one_operator=True)
+    assert found.leakage_in_words.startswith("EVERYTHING IS VISIBLE: insecure_one_operator=True")
+    assert found.leakage_in_words in str(found)
 
 
 def test_it_says_what_is_not_covered():

@@ -180,7 +180,7 @@ def test_bench_of_this_machine_compares_both_transports(here):
 
 @pytest.mark.full
 def test_transports_cost_at_most_twice_the_least_possible(here):
-    found = json.loads(here("fleet", "bench", "--times", "9", "--json").stdout)
+    found = json.loads(here("fleet", "bench", "--json").stdout)
     assert found["size_bytes"] == 64 << 20
     assert found["ratios"]["shared_memory"] < 2
     assert found["ratios"]["grpc_tls"] < 2
@@ -236,6 +236,12 @@ def test_local_workers_are_called_a_simulation():
 def test_bad_usage_is_refused(here, arguments, complaint):
     assert complaint in refused(here(*arguments.split()), 2)
     assert not os.listdir()
+
+
+def test_settings_come_from_variables_too(here, monkeypatch):
+    monkeypatch.setenv("DARKNIGHT_FLEET_BENCH_TIMES", "-3")
+    assert "--times -3" in refused(here("fleet", "bench"), 2)
+    assert "--times -4" in refused(here("fleet", "bench", "--times", "-4"), 2)
 
 
 @pytest.mark.parametrize("command", ["identity", "list", "check", "bench"])

@@ -12,9 +12,10 @@ modulo the prime, as float32 or as float64. Three statistics, from the bluntest 
 The first two are never zero by chance. Images that were never used, looked for in the same windows, give the floor.
 """
 
-import hashlib
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ from darknight.coding import PRIME_28
 
 SIDE = 24
 PIXELS = SIDE * SIDE
-PAGE = 4096
 
+_PAGE, _PIECE = 4096, 512  # bytes of memory
 _BLOCK = 8192  # numbers in one Fourier transform
 _AT_ONCE = 8  # transforms
 _LARGEST, _SMALLEST, _FLATTEST = 1e9, 1e-6, 1e-3  # numbers and windows that are no images, and would hurt the precision
@@ -33,23 +34,15 @@ _CHECKS = 6  # parity checks of an exact mix: by chance a window passes all of t
 
 # --- images -----------------------------------------------------------------------------------------------------------
 def smooth_images(count: int, seed: int) -> torch.Tensor:
-    """(count, 1, SIDE, SIDE) blurred noise. Multiples of 1/32, so that fixed-point numbers of any scale are exact."""
+    """(count, 1, SIDE, SIDE) blurred noise. Multiples of 1/32, so that fixed-point numbers of any scale are exact.
+
+    All rows are equally bright: memory is full of steps and plateaus, which look like a picture with a dark half.
+    """
     noise = torch.randn(count, 1, SIDE + 4, SIDE + 4, generator=torch.Generator().manual_seed(seed))
     bell = torch.exp(-torch.arange(-2.0, 3.0).square() / 2)
     blurred = torch.nn.functional.conv2d(noise, (bell[:, None] * bell)[None, None])
+    blurred -= blurred.mean(3, keepdim=True)
     return (31 * blurred / blurred.abs().amax((1, 2, 3), keepdim=True)).round() / 32
-
-
-class Wanted:
-    """Images to look for, by virtual batch: images 0 and 1, then 2 and 3, and so on."""
-
-    def __init__(self, images: torch.Tensor) -> None:
-        flat = images.flatten(1).double()
-        centred = flat - flat.mean(1, keepdim=True)
-        self.templates = centred / centred.norm(dim=1, keepdim=True)
-        pairs = self.templates.reshape(-1, 2, PIXELS)
-        self.whitening = torch.linalg.inv(pairs @ pairs.transpose(1, 2))  # (group, 2, 2)
-        self.checks = [_parity_checks(pair) for pair in (32 * flat).round().long().numpy().reshape(-1, 2, PIXELS)]
 
 
 def _parity_checks(pair: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -66,110 +59,176 @@ def _parity_checks(pair: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
 # --- looking ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Found:
-    """The three statistics, each the largest over all images or virtual batches, and how many windows were tried."""
+    """The three statistics, each the largest, or the sum, over all images or virtual batches."""
 
-    alone: float = 0.0
-    mixed: float = 0.0
-    exact: int = 0
-    windows: int = 0
-
-    def __or__(self, other: "Found") -> "Found":
-        """Of two places together."""
-        counts = {"exact": self.exact + other.exact, "windows": self.windows + other.windows}
-        return Found(alone=max(self.alone, other.alone), mixed=max(self.mixed, other.mixed), **counts)
+    alone: float
+    mixed: float
+    exact: int
 
     def __str__(self) -> str:
-        words = (f"{field.name} {getattr(self, field.name):.4g}" for field in fields(self)[:3])
-        return f"{', '.join(words)} in {self.windows / 1e6:.1f} M windows"
+        return f"alone {self.alone:.3f}, mixed {self.mixed:.3f}, exact {self.exact}"
 
 
-def look(content: bytes, images: torch.Tensor, *, every_byte: bool = False) -> Found:
-    """Looks for the images in `content`, at every offset that fits the type; or residues at every offset at all."""
-    wanted, found = Wanted(images), Found()
+@dataclass(frozen=True)
+class Sight:
+    """What was found of images that were used, and of as many that were not: the floor."""
+
+    used: Found
+    unused: Found
+    windows: int
+
+    def assert_at_the_floor(self, margin: float) -> None:
+        assert self.unused.mixed < 0.5, f"the floor is too high to say anything: {self}"
+        assert self.used.alone < self.unused.alone + margin, str(self)
+        assert self.used.mixed < self.unused.mixed + margin, str(self)
+        assert self.used.exact == 0, str(self)
+
+    def __str__(self) -> str:
+        return f"{self.used}; floor {self.unused}; {self.windows / 1e6:.1f} M windows"
+
+
+def look(content: bytes, used: torch.Tensor, unused: torch.Tensor, *, every_byte: bool = False) -> Sight:
+    """Looks for images in `content`, at every offset that fits the type; or for residues at every offset at all.
+
+    Images 0 and 1 were in one virtual batch, then 2 and 3, and so on.
+    """
+    search = _Search(torch.cat([used, unused]))
     for phase in range(4 if every_byte else 1):
-        residues = _numbers(content, np.int32, phase).astype(np.int64) % PRIME_28
-        found |= Found(exact=sum(_exact(residues, checks) for checks in wanted.checks))
-        found |= _correlations(torch.from_numpy(np.where(residues > PRIME_28 // 2, residues - PRIME_28, residues)), wanted)
+        search.residues(_numbers(content, np.int32, phase).astype(np.int64) % PRIME_28)
     for dtype in (np.float32, np.float64):
         with np.errstate(invalid="ignore", over="ignore"):
-            values = _numbers(content, dtype, 0).astype(np.float64)
-        sane = (np.abs(values) < _LARGEST) & (np.abs(values) > _SMALLEST)  # False for NaN
-        found |= _correlations(torch.from_numpy(np.where(sane, values, 0.0)), wanted)
-    return found
+            search.reals(_numbers(content, dtype, 0).astype(np.float64))
+    return Sight(search.found(slice(None, len(used))), search.found(slice(len(used), None)), search.windows)
 
 
 def _numbers(content: bytes, dtype: type, phase: int) -> np.ndarray:
-    count = (len(content) - phase) // np.dtype(dtype).itemsize
-    return np.frombuffer(content, dtype=dtype, count=max(0, count), offset=phase if count > 0 else 0)
+    return np.frombuffer(content, dtype=dtype, count=(len(content) - phase) // np.dtype(dtype).itemsize, offset=phase)
+
+
+class _Search:
+    """Collects the statistics by image (`alone`) and by virtual batch."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        flat = images.flatten(1).double()
+        centred = flat - flat.mean(1, keepdim=True)
+        templates = centred / centred.norm(dim=1, keepdim=True)
+        self._spectra = torch.fft.rfft(templates, _BLOCK).conj()
+        self._likeness = (templates[0::2] * templates[1::2]).sum(1)  # of the two images of a virtual batch
+        self._checks = [_parity_checks(pair) for pair in (32 * flat).round().long().numpy().reshape(-1, 2, PIXELS)]
+        self._alone = flat.new_zeros(len(images))
+        self._mixed = flat.new_zeros(len(images) // 2)
+        self._exact = [0] * (len(images) // 2)
+        self.windows = 0
+
+    def found(self, part: slice) -> Found:
+        half = slice(part.start and part.start // 2, part.stop and part.stop // 2)
+        return Found(float(self._alone[part].amax()), float(self._mixed[half].amax()), sum(self._exact[half]))
+
+    def residues(self, values: np.ndarray) -> None:
+        for group, checks in enumerate(self._checks):
+            self._exact[group] += _exact(values, checks)
+        self._correlate(np.where(values > PRIME_28 // 2, values - PRIME_28, values))
+
+    def reals(self, values: np.ndarray) -> None:
+        sane = (np.abs(values) < _LARGEST) & (np.abs(values) > _SMALLEST)  # False for NaN
+        self._correlate(np.where(sane, values, 0.0))
+
+    def _correlate(self, numbers: np.ndarray) -> None:
+        values = torch.from_numpy(numbers).double()
+        windows = len(values) - PIXELS + 1
+        assert windows > 0, "less to look at than one image"
+        self.windows += windows
+        step = _BLOCK - PIXELS + 1
+        blocks = -(-windows // step)
+        padded = torch.cat([values, values.new_zeros((blocks - 1) * step + _BLOCK - len(values))])
+        for some in padded.unfold(0, _BLOCK, step).split(_AT_ONCE):
+            sums, squares = _sliding_sums(some), _sliding_sums(some.square())
+            lengths = (squares - sums.square() / PIXELS).clamp_min(0).sqrt()[:, None]
+            products = torch.fft.irfft(torch.fft.rfft(some)[:, None] * self._spectra, _BLOCK)[..., :step]
+            scores = torch.where(lengths > _FLATTEST, products / lengths, 0.0)  # (block, image, window)
+            self._alone = torch.maximum(self._alone, scores.abs().amax((0, 2)))
+            first, second, rho = scores[:, 0::2], scores[:, 1::2], self._likeness
+            explained = (first.square() + second.square()).sub_(2 * rho[:, None] * first * second).amax((0, 2))
+            self._mixed = torch.maximum(self._mixed, (explained / (1 - rho.square())).sqrt())
 
 
 def _exact(residues: np.ndarray, checks: list[tuple[np.ndarray, np.ndarray]]) -> int:
     """How many windows pass all parity checks; one that is zero in all pixels of a check says nothing."""
-    places = np.arange(max(0, len(residues) - PIXELS + 1))
+    places: slice | np.ndarray = slice(0, max(0, len(residues) - PIXELS + 1))
     for pixels, coefficients in checks:
-        met = [residues[places + pixel] for pixel in pixels]
+        if isinstance(places, slice):  # the first check sees every window: slices are faster
+            met = [residues[pixel : pixel + places.stop] for pixel in pixels]
+        else:
+            met = [residues[places + pixel] for pixel in pixels]
         total = sum(coefficient * values for coefficient, values in zip(coefficients, met, strict=True))
-        places = places[(total % PRIME_28 == 0) & ((met[0] | met[1] | met[2]) != 0)]
+        passed = np.flatnonzero((total % PRIME_28 == 0) & ((met[0] | met[1] | met[2]) != 0))
+        places = passed if isinstance(places, slice) else places[passed]
     return len(places)
-
-
-def _correlations(values: torch.Tensor, wanted: Wanted) -> Found:
-    values = values.double()
-    windows = len(values) - PIXELS + 1
-    if windows < 1:
-        return Found()
-    step = _BLOCK - PIXELS + 1
-    blocks = -(-windows // step)
-    padded = torch.cat([values, values.new_zeros((blocks - 1) * step + _BLOCK - len(values))])
-    spectra = torch.fft.rfft(wanted.templates, _BLOCK).conj()
-    alone = mixed = 0.0
-    for some in padded.unfold(0, _BLOCK, step).split(_AT_ONCE):
-        sums, squares = _sliding_sums(some), _sliding_sums(some.square())
-        lengths = (squares - sums.square() / PIXELS).clamp_min(0).sqrt()[:, None]
-        products = torch.fft.irfft(torch.fft.rfft(some)[:, None] * spectra, _BLOCK)[..., :step]
-        scores = torch.where(lengths > _FLATTEST, products / lengths, 0.0)  # (block, image, window)
-        alone = max(alone, float(scores.abs().amax()))
-        by_group = scores.unflatten(1, (-1, 2))
-        explained = (torch.einsum("gij, bgjw -> bgiw", wanted.whitening, by_group) * by_group).sum(2)
-        mixed = max(mixed, float(explained.amax().clamp_min(0).sqrt()))
-    return Found(alone=alone, mixed=mixed, windows=windows)
 
 
 def _sliding_sums(values: torch.Tensor) -> torch.Tensor:
     """Over PIXELS neighbours, by doubling: differences of running sums would lose small numbers beside large ones."""
-    result, done, power, size = None, 0, values, 1
+    count = values.shape[1] - PIXELS + 1
+    result, done, power, size = values.new_zeros(len(values), count), 0, values, 1
     while done < PIXELS:
         if PIXELS & size:
-            part = power[:, done:]
-            result = part if result is None else result[:, : part.shape[1]] + part
+            result += power[:, done : done + count]
             done += size
-        power, size = power[:, : power.shape[1] - size] + power[:, size:], 2 * size
-    count = values.shape[1] - PIXELS + 1
-    return result[:, :count]
+        power, size = power[:, :-size] + power[:, size:], 2 * size
+    return result
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-def pages_of(pid: int) -> list[bytes]:
-    """Every page of the process that it can write, or shares with somebody, and that is not all zeros.
+class Memory:
+    """A worker's memory since this object was made.
 
-    What is left out is code and constants: private mappings of files that the process cannot write. Raises
-    PermissionError where the system lets nobody read another process's memory.
+    It is read in pieces. Those that were there before, byte for byte, hold nothing of images that came later, and an
+    image lies in several pieces in a row that are new. That leaves a hundredth of the memory to look through. What is
+    read is all that the process can write, and all that it shares with others; not the code and constants of programs.
+
+    Raises PermissionError where the system lets nobody read another process's memory.
     """
-    found, nothing = [], bytes(PAGE)
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pages: set[int] = set()  # hashes; to know most pieces by their page is faster
+        self._pieces: set[int] = set()
+        for _, page in _pages(pid):
+            self._pages.add(hash(page))
+            self._pieces.update(hash(page[place : place + _PIECE]) for place in range(0, _PAGE, _PIECE))
+
+    def new_content(self) -> bytes:
+        """What was written since, in the order of addresses, where it is as long as an image."""
+        runs: list[list[bytes]] = []
+        end = None
+        for address, page in _pages(self._pid):
+            if hash(page) in self._pages:
+                continue
+            for place in range(0, _PAGE, _PIECE):
+                piece = page[place : place + _PIECE]
+                if hash(piece) in self._pieces:
+                    continue
+                if address + place != end:
+                    runs.append([])
+                runs[-1].append(piece)
+                end = address + place + _PIECE
+        return b"".join(piece for run in runs if len(run) * _PIECE >= 4 * PIXELS for piece in run)
+
+
+def _pages(pid: int) -> Iterator[tuple[int, bytes]]:
+    """Address and content of every page that is not all zeros."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            span, rights, _, _, _, *name = line.split(maxsplit=5)
-            if rights[0] != "r" or (rights[1] != "w" and rights[3] != "s") or name == ["[vvar]"]:
+            span, rights, *_ = line.split(maxsplit=2)
+            if rights[0] != "r" or (rights[1] != "w" and rights[3] != "s"):
                 continue
             begin, end = (int(part, 16) for part in span.split("-"))
             content = _read(memory, begin, end)
-            starts = np.flatnonzero(np.frombuffer(content, np.uint64).reshape(-1, PAGE // 8).any(1)) * PAGE
-            found += [content[start : start + PAGE] for start in starts.tolist()]
-    assert all(page != nothing for page in found)
-    return found
+            for start in np.flatnonzero(np.frombuffer(content, np.uint64).reshape(-1, _PAGE // 8).any(1)) * _PAGE:
+                yield begin + int(start), content[start : start + _PAGE]
 
 
-def _read(memory, begin: int, end: int) -> bytes:
+def _read(memory: BinaryIO, begin: int, end: int) -> bytes:
     content = b""
     while len(content) < end - begin:
         memory.seek(begin + len(content))
@@ -177,23 +236,3 @@ def _read(memory, begin: int, end: int) -> bytes:
         assert part, "a mapping that cannot be read to its end"
         content += part
     return content
-
-
-class Memory:
-    """A worker's memory since this object was made.
-
-    Pages that were there before, byte for byte, hold nothing of images that came later; leaving them out leaves a
-    twentieth of the memory to look through.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._known = {_digest(page) for page in pages_of(pid)}
-
-    def new_content(self) -> bytes:
-        """What was written since, in the order of addresses."""
-        return b"".join(page for page in pages_of(self._pid) if _digest(page) not in self._known)
-
-
-def _digest(page: bytes) -> bytes:
-    return hashlib.blake2b(page, digest_size=16).digest()

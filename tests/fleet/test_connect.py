@@ -11,7 +11,7 @@ from torch import nn
 
 from darknight.coding.scheme import Scheme
 from darknight.errors import FleetError, UsageError
-from darknight.fleet.connect import connect
+from darknight.fleet.remote import connect
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.wire.identity import CERTIFICATE_FILE, WORKER, Identity

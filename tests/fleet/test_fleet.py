@@ -72,7 +72,7 @@ def test_patience_is_a_number_of_seconds(patience):
 
 # --- who can be reached -----------------------------------------------------------------------------------------------
 def test_if_nobody_can_be_reached_each_reason_is_listed():
-    with pytest.raises(dk.errors.FleetError, match="no worker can be used. far: nothing listens there; far: asleep"):
+    with pytest.raises(dk.errors.FleetError, match=r"no worker can be used\. far: nothing listens there; far: asleep"):
         Fleet([unreachable(), unreachable("asleep")])
     with pytest.raises(dk.errors.FleetError, match="empty"):
         Fleet([])

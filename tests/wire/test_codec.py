@@ -1,7 +1,9 @@
 """Messages as bytes and back: equal after the trip, and nothing else gets through."""
 
+import contextlib
 import json
 import math
+import time
 import tracemalloc
 
 import pytest
@@ -60,7 +62,7 @@ def fields_of(record):
 
 
 @given(MESSAGES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_message_comes_back_equal(message):
     header = codec.unpack(codec.pack(codec.header_of(message)))
     codec.check_message(header)
@@ -208,6 +210,28 @@ def test_a_frame_that_is_no_header_is_refused_and_not_repeated(frame):
     with pytest.raises(BadFrame) as caught:
         codec.unpack(frame)
     assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'"' + b'\\"' * 32_000,
+        b'{"a":"' + b'\\"' * 32_000,
+        b'"\\' * 21_000,
+        b'"' * 65_000,
+        b"[" * 65_000,
+        b'{"a":' * 13_000,
+        b'{"a":[' + b"1" * 4000 + b",1" * 30_000 + b"]}",
+        b'{"a":"' + b"\\u0000" * 10_000 + b'"}',
+        b"-" * 65_000,
+    ],
+)
+def test_no_frame_takes_long_to_read(frame):
+    assert len(frame) <= codec.HEADER_LIMIT
+    begun = time.perf_counter()
+    with contextlib.suppress(BadFrame):
+        codec.unpack(frame)
+    assert time.perf_counter() - begun < 1  # some of them took a minute once
 
 
 def test_brackets_in_a_text_are_no_nest():

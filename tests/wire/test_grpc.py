@@ -421,17 +421,21 @@ def test_a_session_that_is_refused_says_why(plain):
 
 def test_a_stream_that_says_nothing_is_dropped(plain, monkeypatch):
     monkeypatch.setattr(grpc_seat, "_HELLO", 0.2)
+    over = threading.Event()
+
+    def silence():
+        over.wait(10)
+        yield b""
+
+    begun = time.monotonic()
     with (
-        raw_stream(plain.address, plain.worker.certificate, plain.enclave, _silence()) as call,
+        raw_stream(plain.address, plain.worker.certificate, plain.enclave, silence()) as call,
         pytest.raises(grpc.RpcError),
     ):
         next(call)
+    assert time.monotonic() - begun < 5
+    over.set()
     assert plain.sessions == []
-
-
-def _silence():
-    threading.Event().wait(2)
-    yield b""
 
 
 def test_more_streams_than_allowed_are_refused():
@@ -460,7 +464,7 @@ def test_a_worker_with_another_certificate_is_refused(plain):
 
 
 def test_a_certificate_that_an_allowed_one_signed_is_not_allowed(plain):
-    """An enclave must not be able to let others in."""
+    """An enclave must not be able to let others in. TLS would accept it: OpenSSL takes every root for an authority."""
     child = signed_by(plain.enclave)
     with pytest.raises(LinkClosed):
         plain.connect(identity=child)
@@ -505,6 +509,19 @@ def test_only_tls_1_3_is_spoken(plain, tmp_path):
         assert new.version() == "TLSv1.3"
     with pytest.raises(OSError, match=r"(?i)eof|handshake|reset"):
         tls_client(plain.address, plain.worker.certificate, plain.enclave, ssl.TLSVersion.TLSv1_2, tmp_path)
+
+
+def test_nobody_is_heard_without_a_certificate(plain, tmp_path):
+    heard = []
+    for who in (plain.enclave, None):  # with one, as the control
+        with tls_client(plain.address, plain.worker.certificate, who, ssl.TLSVersion.TLSv1_3, tmp_path) as client:
+            try:
+                client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                heard.append(client.recv(9))
+            except OSError:
+                heard.append(b"")
+    assert heard[0]
+    assert heard[1] == b""
 
 
 def test_a_worker_does_not_start_where_tls_1_2_is_possible():
@@ -604,6 +621,18 @@ def test_a_worker_that_stalls_or_dies_holds_up_nobody(enclave, door):
     eventually(lambda: threads() <= before)
 
 
+@pytest.mark.full
+def test_a_worker_that_is_silent_is_noticed_and_one_that_is_idle_is_not(enclave):
+    with worker_process(enclave) as (process, address, certificate):
+        link = connect(address, certificate=certificate, identity=enclave)
+        time.sleep(40)  # longer than any silence that is allowed
+        assert ask(link, task()).result(10).call == 1
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        assert isinstance(ask(link, task()).exception(40), LinkClosed)
+        link.close()
+
+
 ENDINGS = {
     "exit": "sys.exit(3)",
     "fork": """
@@ -627,7 +656,7 @@ enclave = Identity.create(ENCLAVE)
 with worker_process(enclave) as (process, address, certificate):
     link = connect(address, certificate=certificate, identity=enclave)
     ask(link, task()).result(10)
-    pending = ask(link, task(2, torch.zeros(1 << 24)))
+    pending = ask(link, task(2, torch.zeros(1 << 22)))
     {ENDINGS[ending]}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -654,6 +683,24 @@ def test_the_answer_must_have_the_form_that_the_enclave_fixed(plain):
     future = link.ask(task(), Expected({Pass.FORWARD: (3, 2)}, torch.float32, None))
     with pytest.raises(Misbehaved, match=r"forward: an answer of shape \(2, 3\)"):
         future.result(5)
+
+
+def test_shared_memory_is_used_again():
+    with bench(shared_memory=DOOR) as made:
+        link = made.connect()
+        segments = link._stream._lending._memory._arena._segments
+        for step in range(30):
+            link.post(weights(step))
+            tensor = torch.full((300_000,), float(step))
+            futures = [ask(link, task(10 * step + n, tensor, keep=n == 0)) for n in range(3)]
+            futures[1].cancel()
+            assert torch.equal(futures[2].result(5).tensors[Pass.FORWARD], tensor + 1)
+            assert torch.equal(ask(link, backward(10 * step, tensor)).result(5).tensors[Pass.GRAD_INPUT], tensor + 1)
+            link.post(Forget(calls=(10 * step,), weights=(("net.0", step),)))
+        assert len(segments) == 1  # 30 steps would need ten
+        assert all(segment.free.whole for segment in segments.values())
+        assert made.host._arena.take(64)[1].offset == 0
+        assert [m.tensor.sum() for m in made.sessions[0].read if isinstance(m, Weights)]  # their memory is still there
 
 
 def test_nothing_is_left_behind(both):

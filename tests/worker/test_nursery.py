@@ -29,11 +29,16 @@ def wait_until(true):
 
 def alive(pid):
     """Does the process run? One that is dead and not yet collected by its parent does not."""
+    return state(pid) not in ("Z", "")
+
+
+def state(pid):
+    """The kernel's letter for it: R, S, T (stopped), Z (dead) ...; nothing if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+            return stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def order(count, certificate, *, parent=None, names=(), record_fd=None):
@@ -127,6 +132,24 @@ def test_workers_serve_are_reported_when_they_die_and_start_again_on_request():
             assert running.process.stdout.read() == ""
     recording.close()
     host.close()
+
+
+def test_a_worker_that_dies_while_it_is_being_replaced_is_replaced():
+    """The nursery finds both pieces of news at once; it must not take the new process for the dead one."""
+    with Nursery(order(1, new_enclave().certificate)) as running:
+        old = running.hear()
+        running.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state(running.process.pid) == "T")
+        running.tell({"restart": 0})
+        os.kill(old["pid"], signal.SIGKILL)
+        wait_until(lambda: not alive(old["pid"]))
+        running.process.send_signal(signal.SIGCONT)
+        new = running.hear()
+        assert (new["worker"], "exited" in new) == (0, False)
+        running.tell({"restart": 0})  # it still listens
+        wait_until(lambda: not alive(new["pid"]))
+        os.kill(running.hear()["pid"], signal.SIGTERM)
+        assert running.hear() == {"worker": 0, "exited": -signal.SIGTERM}
 
 
 def test_no_worker_outlives_a_nursery_that_is_killed():

@@ -57,8 +57,12 @@ def engine() -> Iterator[RayEngine]:
         processes = descendants(os.getpid())
         found.close()
         found.close()
+        op, feature, w_shape = LAYERS["linear"]
+        x, w, _ = operands(op, (5, *feature), w_shape, torch.int32)
+        with pytest.raises(OpError, match="left its cluster"):
+            found.forward(weights_of(op, w, PRIME), op, x)
         assert not ray.is_initialized()
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "Ray's processes to end")
+        wait_until(lambda: not any(map(alive, processes)), "Ray's processes to end")
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
@@ -66,6 +70,10 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) 
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
         time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def descendants(pid: int) -> list[int]:
@@ -283,9 +291,9 @@ def test_an_actor_that_hangs_is_given_up(engine: RayEngine, tmp_path: Path, monk
         found = in_the_middle(engine, tmp_path, lambda stalling: engine.forward(weights, stalling, x), stop)
         assert torch.equal(found, LOCAL.forward(weights, op, x))
         wait_until(lambda: both_work(engine), "the one that hangs to be replaced")
-        assert not Path(f"/proc/{stopped[0]}").exists()
+        assert not alive(stopped[0])
     finally:
-        if Path(f"/proc/{stopped[0]}").exists():
+        if stopped and alive(stopped[0]):
             os.kill(stopped[0], signal.SIGCONT)
 
 
@@ -344,6 +352,24 @@ def test_a_task_that_fails_is_refused_once_and_its_actor_lives_on(engine: RayEng
     assert engine._crew.ready() == before
 
 
+def test_what_ray_itself_raises_becomes_a_refusal(engine: RayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, feature, w_shape = LAYERS["linear"]
+    x, w, delta = operands(op, (5, *feature), w_shape, torch.int32)
+    weights = weights_of(op, w, PRIME)
+
+    def full(*_: object, **__: object) -> None:
+        raise ray.exceptions.ObjectStoreFullError("no space\nand a long story")
+
+    monkeypatch.setattr(ray, "put", full)
+    with pytest.raises(OpError, match="ObjectStoreFullError"):
+        engine.forward(weights, op, x)
+    with pytest.raises(OpError, match="ObjectStoreFullError"):
+        engine.grad_input(weights, op, delta, tuple(x.shape))
+    monkeypatch.setattr(ray, "wait", full)
+    with pytest.raises(OpError, match="ObjectStoreFullError"):
+        engine.grad_weight(weights, op, x, delta)
+
+
 def test_more_actors_than_devices_are_refused(engine: RayEngine) -> None:
     with pytest.raises(UsageError, match=r"1000 actors; the Ray cluster has \d+ CPU slots"):
         RayEngine(address="auto", actors=1000)
@@ -371,6 +397,16 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'darknight-worker\[ray\]'"):
         RayEngine(address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
+def test_a_cluster_that_is_not_there_is_refused_at_once(
+    engine: RayEngine, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    with pytest.raises(UsageError, match=f"no Ray cluster could be had at {address}"):
+        RayEngine(address=address)
 
 
 def test_ray_client_is_refused(engine: RayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +448,8 @@ def test_a_worker_with_ray_serves_an_enclave_and_leaves_no_process(tmp_path: Pat
                 link.close()
             process.send_signal(number)
             assert process.wait(30) == code
-            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), "Ray's processes to end")
+            gone = 30.0 if code == 0 else 120.0  # after kill -9, agents of Ray look for their parent now and then
+            wait_until(lambda: not any(map(alive, processes)), "Ray's processes to end", gone)
             if code == 0:
                 assert not list(Path(short).glob("darknight-ray-*"))
         finally:

@@ -13,8 +13,8 @@ from darknight.accounting.events import (
     Masked,
     Missed,
     Overflow,
-    Resent,
     Reseated,
+    Resent,
     SentClear,
     Spent,
     Traffic,
@@ -131,7 +131,7 @@ class Ledger:
             },
             "bounds_raised": len(self.bounds_raised),
             "faults": {
-                "answers_missed": {worker: count for worker, count in sorted(self.missed.items())},
+                "answers_missed": dict(sorted(self.missed.items())),
                 "latest_reasons": dict(sorted(self.reasons.items())),
                 "seats_changed": len(self.reseated),
                 "shares_resent": self.resent,

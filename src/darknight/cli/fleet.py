@@ -131,7 +131,7 @@ def check(
 def bench(
     file: Annotated[Path | None, typer.Argument(help="The fleet file.  [default: this machine alone]")] = None,
     size: Annotated[str, option("Measurement", "Of the tensor, there and back.")] = "64MiB",
-    times: Annotated[int, option("Measurement", "Rounds; the best counts.")] = 5,
+    times: Annotated[int, option("Measurement", "Rounds; the best counts.")] = 9,
     json: Annotated[bool, _JSON] = False,
     log_level: Annotated[LogLevel, _LOG] = LogLevel.WARNING,
 ) -> None:

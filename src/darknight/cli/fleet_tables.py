@@ -67,7 +67,7 @@ def transports_table(found: Transports) -> RenderableType:
     for name in ("", "seconds", "MB/s", "against the least possible"):
         table.add_column(name)
     for label, seconds, ratio in (
-        ("plain copy, back into fresh memory", found.copy, None),
+        ("plain copy, to fresh memory", found.copy, None),
         ("shared memory, to a worker", found.shared_memory, found.shared_memory_ratio),
         ("raw TLS 1.3 socket", found.tls_socket, None),
         ("gRPC with TLS, to a worker", found.grpc_tls, found.grpc_tls_ratio),

@@ -11,9 +11,10 @@ from typing import Any
 from darknight.bench import Echo
 from darknight.coding import Scheme
 from darknight.errors import DarKnightError
-from darknight.fleet.connect import open_entry
 from darknight.fleet.file import FleetFile, WorkerEntry
 from darknight.fleet.member import quoted
+from darknight.fleet.remote import open_entry
+from darknight.fleet.seats import assignment
 from darknight.wire import LinkError
 from darknight.wire.identity import Identity
 from darknight.wire.shared_memory import Host
@@ -67,11 +68,9 @@ def _visit(entry: WorkerEntry, identity: Identity, host: Host, nbytes: int, time
 
 def plan_words(file: FleetFile, scheme: Scheme) -> dict[str, Any]:
     """How many shares of a masking each operator would hold: never more than `colluders`, or the plan is refused."""
-    running = Counter(entry.operator for entry in file.workers)
-    held: Counter[str] = Counter()
-    for entry in file.workers:
-        if held.total() < scheme.workers and held[entry.operator] < scheme.colluders:
-            held[entry.operator] += 1
+    operators = [entry.operator for entry in file.workers]
+    running = Counter(operators)
+    held = Counter(operators[worker] for worker in assignment(operators, scheme.workers, scheme.colluders))
     return {
         "ok": held.total() == scheme.workers,
         "inputs": scheme.inputs,

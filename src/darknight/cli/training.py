@@ -20,8 +20,8 @@ from darknight.coding import Field, Scheme
 from darknight.data import Dataset, read_dataset
 from darknight.errors import UsageError
 from darknight.fleet import Fleet, local_fleet
-from darknight.fleet.connect import connect
 from darknight.fleet.file import read_fleet_file
+from darknight.fleet.remote import connect
 from darknight.models import build_model
 from darknight.nn import protect_, unprotect_
 from darknight.report import shares_picture

@@ -19,9 +19,7 @@ from darknight.kernels import combine
 from darknight.randomness import Stream, uniform_below
 
 
-def encode(
-    mixing: Mixing, groups: Tensor, prime: int, stream: Stream, *, rows: Sequence[int] | None = None
-) -> Tensor:
+def encode(mixing: Mixing, groups: Tensor, prime: int, stream: Stream, *, rows: Sequence[int] | None = None) -> Tensor:
     """Shares xbar = A [x; r] (Eq. 2): quantised (group, input, *feature) -> (worker, group, *feature), in [0, prime).
 
     `groups` are integers of magnitude below the prime; the noise comes from `stream`. rows: only these workers' shares,

@@ -86,6 +86,7 @@ class Fleet:
         except BaseException:
             self.close()
             raise
+        weakref.finalize(self, self._over.set)  # the latest goes first at the end of the program: no dialling any more
         threading.Thread(
             target=_keep_dialling, args=(weakref.ref(self), self._over), name="darknight-fleet", daemon=True
         ).start()

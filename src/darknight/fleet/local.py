@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 
 from darknight.coding.scheme import Scheme
@@ -58,6 +59,7 @@ class LocalFleet(Fleet):
         if not 0 <= worker < self.workers:
             raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
         self._nursery.restart(worker)
+        self._lines[worker].expect()
 
     def ask(self, worker: int, task: Task, expected: Expected) -> Future[Answer]:
         future = super().ask(worker, task, expected)
@@ -137,14 +139,15 @@ def local_fleet(
         )
         for number, door in enumerate(doors)
     ]
-    nursery = Nursery(berths, enclave=identity.certificate)
-    host = Host()
     recordings = [Recording(ours) for ours, _ in tapes]
-    try:
+    with ExitStack() as failing:
+        for recording in recordings:
+            failing.callback(recording.close)
+        nursery = Nursery(berths, enclave=identity.certificate)
+        failing.callback(nursery.stop)
         nursery.wait()
-    except BaseException:
-        _stop(nursery, host, recordings)
-        raise
+        failing.pop_all()
+    host = Host()
     members = [
         Member(f"local {number}", _operator(number), partial(open_local, nursery, number, identity, host, door))
         for number, door in enumerate(doors)

@@ -127,6 +127,10 @@ class Line:
         owed.add_done_callback(answered)
         return self.error("it did not answer in time")
 
+    def expect(self) -> None:
+        """Somebody knows that it will be there in a moment: dial again soon."""
+        self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
+
     def dial(self, *, now: bool = False) -> None:
         """Opens the link if it is broken and the time has come. Raises LinkError where that fails."""
         if not self.broken or (not now and time.monotonic() < self._next_attempt):

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,35 +74,26 @@ class Nursery:
         self._said: deque[str] = deque(maxlen=20)
         self._count = len(berths)
         self._stopped = False
-        self._process = self._start(berths)
-        _open.add(self)
-        self._readers = [
-            threading.Thread(target=read, args=(stream,), name=f"darknight-nursery-{what}", daemon=True)
-            for what, read, stream in (
-                ("reports", self._read_reports, self._process.stdout),
-                ("stderr", self._read_words, self._process.stderr),
-            )
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._readers: list[threading.Thread] = []
         order = {
-            "workers": [
-                {
-                    "operator": berth.operator,
-                    "shared_memory": berth.shared_memory,
-                    "record_fd": berth.recorder and berth.recorder.fileno(),
-                    "threads": berth.threads,
-                    "memory_limit": berth.memory_limit,
-                }
-                for berth in berths
-            ],
+            "workers": [_words(berth) for berth in berths],
             "allow_enclave": enclave.decode(),
             "parent": self._owner,
         }
-        for berth in berths:
-            if berth.recorder is not None:
-                berth.recorder.close()
-        self._tell(order)
+        try:
+            self._process = self._start(berths)
+        finally:
+            for berth in berths:
+                if berth.recorder is not None:
+                    berth.recorder.close()
+        _open.add(self)
+        try:
+            self._read_with(self._read_reports, self._process.stdout)
+            self._read_with(self._read_words, self._process.stderr)
+            self._tell(order)
+        except BaseException:  # Ctrl-C at this very moment
+            self.stop()
+            raise
 
     @staticmethod
     def _start(berths: Sequence[Berth]) -> subprocess.Popen[bytes]:
@@ -202,7 +193,7 @@ class Nursery:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
         for reader in self._readers:
-            if reader is not threading.current_thread():
+            if reader is not threading.current_thread() and reader.ident is not None:
                 reader.join(STOP_SECONDS)
 
     def forked(self) -> None:
@@ -210,6 +201,11 @@ class Nursery:
         self._close_control()
 
     # --- the conversation -------------------------------------------------------------------------------------------
+    def _read_with(self, read: Callable[[Any], None], stream: object) -> None:
+        reader = threading.Thread(target=read, args=(stream,), name="darknight-nursery", daemon=True)
+        self._readers.append(reader)
+        reader.start()
+
     def _tell(self, line: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it ended; whoever waits for its report is told so
@@ -255,6 +251,16 @@ class Nursery:
                 _log.debug("%s", text)
 
 
+def _words(berth: Berth) -> dict[str, Any]:
+    return {
+        "operator": berth.operator,
+        "shared_memory": berth.shared_memory,
+        "record_fd": berth.recorder and berth.recorder.fileno(),
+        "threads": berth.threads,
+        "memory_limit": berth.memory_limit,
+    }
+
+
 def environment() -> dict[str, str]:
     """What a local worker's process gets: the way to this very package, and nothing that could be secret."""
     kept = {
@@ -262,7 +268,8 @@ def environment() -> dict[str, str]:
     }
     here = str(Path(__file__).resolve().parents[2])
     folders = dict.fromkeys([*(os.path.abspath(entry) for entry in sys.path), here])
-    return {**kept, "PYTHONPATH": os.pathsep.join(folders), "PYTHONUNBUFFERED": "1"}
+    # Passive: all workers share one machine, where threads that spin while they wait take it from those that compute.
+    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "PYTHONPATH": os.pathsep.join(folders), "PYTHONUNBUFFERED": "1"}
 
 
 _open: weakref.WeakSet[Nursery] = weakref.WeakSet()

@@ -7,6 +7,7 @@ fails. A seat that nobody can take is empty: the enclave does its part.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from darknight.coding.scheme import Scheme
@@ -60,15 +61,21 @@ class Seats:
         return None
 
     def _plan(self, scheme: Scheme) -> list[int]:
-        seated: Counter[str] = Counter()
-        chosen: list[int] = []
-        for worker, operator in enumerate(self._fleet.operators):
-            if len(chosen) < scheme.workers and seated[operator] < self._cap:
-                seated[operator] += 1
-                chosen.append(worker)
+        chosen = assignment(self._fleet.operators, scheme.workers, self._cap)
         if len(chosen) < scheme.workers:
             raise FleetError(_too_few(scheme, self._fleet))
         return chosen
+
+
+def assignment(operators: Sequence[str], seats: int, most: int) -> list[int]:
+    """Workers for the seats, in order, at most `most` of one operator; fewer than `seats` if there are not enough."""
+    seated: Counter[str] = Counter()
+    chosen: list[int] = []
+    for worker, operator in enumerate(operators):
+        if len(chosen) < seats and seated[operator] < most:
+            seated[operator] += 1
+            chosen.append(worker)
+    return chosen
 
 
 def _too_few(scheme: Scheme, fleet: Fleet) -> str:

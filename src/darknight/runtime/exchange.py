@@ -199,7 +199,7 @@ class Exchange:
 
         def make(vacant: AbstractSet[int]) -> None:
             for kind in passes:
-                parts[kind].make(vacant.intersection(wanted[kind]))
+                parts[kind].make(vacant & set(wanted[kind]))
 
         everyone = {seat for seats in wanted.values() for seat in seats}
         found = ask({seat: tuple(kind for kind in passes if seat in wanted[kind]) for seat in everyone}, make)

@@ -20,7 +20,9 @@ AXES = 8
 _LONGEST_AXIS = 1 << 40
 _NUMBER = 1 << 63
 _DEPTH = 8
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+# A string, or what is left of one. Possessive (++, *+): a frame of quotes and backslashes must not be read again from
+# each of them, which takes a minute.
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 Header = dict[str, object]
 

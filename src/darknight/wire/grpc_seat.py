@@ -185,7 +185,7 @@ class WorkerServer:
     def _peer(self, context: Any) -> Peer:
         found = context.auth_context().get("x509_pem_cert", [])
         who = fingerprint(found[0]) if len(found) == 1 else ""
-        if who not in self._allowed:  # TLS has checked it against the same certificates; this is a second look
+        if who not in self._allowed:  # TLS lets in what an allowed certificate has signed, too
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this certificate is not allowed (--allow-enclave)")
         return Peer(who, context.peer())
 

@@ -56,14 +56,17 @@ class Identity(Secret):
     def create(cls, name: str) -> Identity:
         """A new key, and a certificate for it under `name` (WORKER or ENCLAVE)."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        number = x509.random_serial_number()
+        # The number stands in the subject too: among several roots TLS finds one by its subject, and takes the first.
+        names = [(NameOID.COMMON_NAME, name), (NameOID.SERIAL_NUMBER, f"{number:x}")]
+        subject = x509.Name([x509.NameAttribute(kind, value) for kind, value in names])
         now = datetime.now(UTC)
         certificate = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(subject)
             .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
+            .serial_number(number)
             .not_valid_before(now - timedelta(days=1))  # clocks differ
             .not_valid_after(now + timedelta(days=365 * _YEARS))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

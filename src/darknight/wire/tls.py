@@ -47,6 +47,7 @@ _OPTIONS = [
     ("grpc.per_message_decompression", 0),  # a small message must not become a large one
     ("grpc.keepalive_time_ms", _SILENCE),
     ("grpc.keepalive_timeout_ms", _SILENCE),
+    ("grpc.http2.ping_timeout_ms", _SILENCE),  # of pings that measure the connection; one may be in the way of ours
     ("grpc.http2.max_pings_without_data", 0),  # no limit
 ]
 CLIENT_OPTIONS = [

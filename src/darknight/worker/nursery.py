@@ -167,10 +167,10 @@ class _Nursery:
             _child(self._order, worker, self._pid)
         descriptor = os.pidfd_open(pid)
         self._children[worker] = (pid, descriptor)
-        self._selector.register(descriptor, selectors.EVENT_READ, partial(self._exited, worker))
+        self._selector.register(descriptor, selectors.EVENT_READ, partial(self._exited, worker, pid))
 
-    def _exited(self, worker: int) -> None:
-        if worker in self._children:  # not one that was replaced in the same round
+    def _exited(self, worker: int, pid: int) -> None:
+        if self._children[worker][0] == pid:  # else it was replaced in the same round
             _report({"worker": worker, "exited": self._reap(worker)})
 
     def _end(self, worker: int) -> None:

@@ -18,7 +18,7 @@ PROGRAM = "darknight worker"
 _VARIABLE = "DARKNIGHT_WORKER_"
 
 _DESCRIPTION = """\
-Computes for enclaves: multiplies masked shares with public weights, and learns nothing from them.
+Computes for enclaves: multiplies masked shares with public weights, and knows nothing else.
 It serves only the enclaves whose certificates it is given, over TLS 1.3, and needs nothing else of DarKnight."""
 
 _EPILOG = """\

@@ -66,7 +66,7 @@ def _run(options: Options, signals: _Signals) -> int:
         limit=limit,
         allowed=allowed,
         places=options.enclaves or max(_PLACES, len(allowed)),
-        shared_memory=options.shared_memory,
+        shared_memory=_absolute(options.shared_memory),
         metrics=options.metrics,
     )
     if device.type == "cpu":  # the drivers of other devices reserve address space as they like
@@ -96,9 +96,15 @@ def _certificates(paths: tuple[Path, ...]) -> list[bytes]:
     return list(found)
 
 
+def _absolute(door: str | None) -> str | None:
+    """A path as the enclave can use it too; a name that begins with @ is no path."""
+    return door if door is None or door.startswith("@") else str(Path(door).absolute())
+
+
 def _engine(options: Options, device: torch.device) -> Engine:
-    local = LocalEngine(device, options.threads)
-    return local if options.engine == "local" else RayEngine(options.ray_address)
+    if options.engine == "ray":
+        return RayEngine(options.ray_address)
+    return LocalEngine(device, options.threads)
 
 
 def _announce(options: Options, settings: Settings, identity: Identity, address: str, metrics: str | None) -> None:

@@ -46,6 +46,8 @@ class Crew:
             self._fill()
             ray.wait(list(self._starting), num_returns=self.size, timeout=patience)
             self._muster()
+        if len(self._working) < self.size:
+            _log.warning("ray: %d of %d actors came up; %s", len(self._working), self.size, self._why)
         if not self._working:
             self.close()
             raise UsageError(

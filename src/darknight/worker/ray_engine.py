@@ -20,6 +20,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -63,6 +64,8 @@ class RayEngine:
     ) -> None:
         if address is None:
             _prepare_own_ray()
+        os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call that comes after `close` must not start another Ray
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # else it prints tracebacks of what nobody waits for any more
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError:
@@ -94,15 +97,17 @@ class RayEngine:
 
     def forward(self, weights: Weights, op: BilinearOp, x: Tensor) -> Tensor:
         op.output_shape(tuple(x.shape), tuple(weights.tensor.shape))
-        w = self._put(weights)
-        return self._gathered("forward", [(op, part, w, weights.prime) for part in self._slices(x)])
+        with self._in_words():
+            w = self._put(weights)
+            return self._gathered("forward", [(op, part, w, weights.prime) for part in self._slices(x)])
 
     def grad_input(self, weights: Weights, op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...]) -> Tensor:
         _expect(op, delta, x_shape, tuple(weights.tensor.shape))
-        w = self._put(weights)
-        parts = self._slices(delta)
-        tasks = [(op, part, w, (len(part), *x_shape[1:]), weights.prime) for part in parts]
-        return self._gathered("grad_input", tasks)
+        with self._in_words():
+            w = self._put(weights)
+            parts = self._slices(delta)
+            tasks = [(op, part, w, (len(part), *x_shape[1:]), weights.prime) for part in parts]
+            return self._gathered("grad_input", tasks)
 
     def grad_weight(self, weights: Weights, op: BilinearOp, x: Tensor, delta: Tensor) -> Tensor:
         w_shape = tuple(weights.tensor.shape)
@@ -119,7 +124,9 @@ class RayEngine:
             found: Array = self._ray.get(partials[0])
             return found
 
-        return torch.from_numpy(np.array(self._again(summed))).to(x.dtype)  # a copy: Ray's memory is read-only
+        with self._in_words():
+            found = np.array(self._again(summed))  # a copy: Ray's memory is read-only
+        return torch.from_numpy(found).to(x.dtype)
 
     def forget(self, weights: Weights) -> None:
         with self._lock:
@@ -137,6 +144,16 @@ class RayEngine:
             if weights not in self._weights:
                 self._weights[weights] = self._ray.put(weights.tensor.contiguous().numpy())
             return self._weights[weights]
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """What Ray raises here, such as a store that is full, becomes a refusal: it must not end the worker's loop."""
+        if not self._leave.alive:
+            raise OpError("ray: this worker has left its cluster, because it stops.")
+        try:
+            yield
+        except self._ray.exceptions.RayError as error:
+            raise OpError(f"ray: {type(error).__name__}: {_first_line(error)} See `ray status`.") from None
 
     def _slices(self, tensor: Tensor) -> list[Array]:
         count = max(1, min(self.actors, len(tensor)))
@@ -216,6 +233,8 @@ class RayEngine:
         else:
             settings["address"] = address
         try:
+            if address is not None and address != "auto":
+                _knock(address)
             with _own_signals():
                 self._ray.init(**settings)
         except Exception as error:  # Ray raises whatever its parts raise
@@ -240,6 +259,12 @@ def _expect(op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...], w_shape: tu
     needed = op.output_shape(x_shape, w_shape)
     if tuple(delta.shape) != needed:
         raise OpError(f"{op.name}: gradient {tuple(delta.shape)} does not belong to input {x_shape}; needs {needed}.")
+
+
+def _knock(address: str) -> None:
+    """Raises OSError or ValueError if nothing listens there; Ray itself would take minutes to find out."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
 
 
 def _first_line(error: BaseException | None) -> str:

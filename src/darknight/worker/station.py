@@ -83,21 +83,12 @@ class Station:
         return self._numbers.address if self._numbers else None
 
     def start(self) -> str:
-        """The address where it listens, with the real port. Raises FleetError in words."""
-        if self._settings.metrics is not None:
-            host, port = self._settings.metrics
-            try:
-                self._numbers = MetricsServer(host, port, self._metrics, lambda: self._healthy)
-            except OSError as error:
-                raise FleetError(
-                    f"--metrics {host}:{port}: cannot listen there: {error.strerror}. Use another port, or stop what "
-                    "listens there."
-                ) from None
+        """The address where it listens, with the real port. Raises FleetError or UsageError in words."""
         try:
+            self._start_numbers()
             address = self._server.start()
         except BaseException:
-            if self._numbers is not None:
-                self._numbers.close()
+            self._close()
             raise
         self._healthy = True
         fields: dict[str, object] = {
@@ -114,6 +105,18 @@ class Station:
         _log.info("started", extra={"fields": fields})
         return address
 
+    def _start_numbers(self) -> None:
+        if self._settings.metrics is None:
+            return
+        host, port = self._settings.metrics
+        try:
+            self._numbers = MetricsServer(host, port, self._metrics, lambda: self._healthy)
+        except OSError as error:
+            raise FleetError(
+                f"--metrics {host}:{port}: cannot listen there: {error.strerror}. Use another port, or stop what "
+                "listens there."
+            ) from None
+
     def stop(self, grace: float) -> int:
         """No new sessions; tasks that are under way are finished and answered, for at most `grace` seconds.
 
@@ -123,8 +126,12 @@ class Station:
         _log.info("stopping", extra={"fields": {"grace": grace}})
         self._server.stop(grace)
         left = self._sessions.count
-        if self._numbers is not None:
-            self._numbers.close()
-        self._engine.close()
+        self._close()
         _log.info("stopped", extra={"fields": {"tasks_cut_off": left}})
         return left
+
+    def _close(self) -> None:
+        if self._numbers is not None:
+            self._numbers.close()
+            self._numbers = None
+        self._engine.close()
