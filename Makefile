@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt setuptools
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,demo]'
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,demo,ray]'
 	@touch $@
 
 run: $(STAMP) ## train a small network on scikit-learn's digits, privately and in the clear

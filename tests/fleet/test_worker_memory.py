@@ -4,7 +4,8 @@ Real training through real worker processes, stopped between the forward and the
 keep their shares. Whoever looks knows the images and only has to recognise them (tests/fleet/observing.py says how).
 Each way of looking is tried on broken schemes too, whose noise is zero, and must find the images there.
 
-Replies are not looked at by themselves: a worker makes them of what it has received.
+Replies are not looked at by themselves: a worker makes them of what it has received. Nor are deeper layers of the dense
+code in the field without noise: whether a share mixes them exactly can be told only of numbers that are known exactly.
 """
 
 import math
@@ -174,13 +175,14 @@ def _plain(share):
 
 def _multiple_correlation(share, sources):
     share, sources = share - share.mean(), sources - sources.mean(1, keepdim=True)
+    if not share.any():  # a carrier of noise, without noise
+        return 0.0
     basis = torch.linalg.qr(sources.T).Q
     return float((basis.T @ share).norm() / share.norm())
 
 
 def _by_chance(tests, numbers):
-    """What noise exceeds once in a million such tables: (1 - R^2)^((n - 3) / 2) is the chance of more than R, for two
-    sources."""
+    """What noise exceeds once in a million times `tests`: it exceeds R with two sources at (1 - R^2)^((n - 3) / 2)."""
     return math.sqrt(1 - (1e-6 / tests) ** (2 / (numbers - 3)))
 
 

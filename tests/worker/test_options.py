@@ -41,6 +41,7 @@ def test_every_flag_has_a_variable_and_wins_over_it():
         "operator": ("acme", "acme"),
         "engine": ("ray", "ray"),
         "ray_address": ("auto", "auto"),
+        "ray_actors": ("2", 2),
         "metrics": ("[::1]:9000", ("::1", 9000)),
         "enclaves": ("7", 7),
         "shared_memory": ("@name", "@name"),

@@ -95,6 +95,9 @@ def _plan_text(plan: dict[str, Any]) -> str:
     )
     if plan["ok"]:
         return f"{words}Shares of a masking by operator: {held}. No operator can unmask the data."
+    there = sum(entry["workers"] for entry in plan["operators"].values())
+    if there < plan["workers_needed"]:
+        return f"{words}Here are {there}. Add workers, or lower inputs or spares."
     return (
         f"{words}Here only {plan['workers_usable']} can be used: with more than colluders={plan['colluders']} shares "
         "of a masking one operator could unmask the data. Add workers of other operators, raise colluders, or lower "

@@ -15,6 +15,7 @@ from darknight.errors import FleetError, UsageError
 from darknight.fleet.fleet import Fleet
 from darknight.fleet.member import Member
 from darknight.fleet.nursery import Berth, Nursery
+from darknight.fleet.shared_cores import Bystanders
 from darknight.types import Answer, Expected, Record, Task
 from darknight.wire import Refused
 from darknight.wire.grpc_link import GrpcLink
@@ -45,7 +46,7 @@ class LocalFleet(Fleet):
     ) -> None:
         self._nursery = nursery
         self._recorded = None if recordings is None else [_Recorded(recording) for recording in recordings]
-        stop = partial(_stop, nursery, host, recordings or ())
+        stop = partial(_stop, nursery, host, recordings or (), Bystanders())
         super().__init__(members, recordings=recordings, patience=patience, on_close=stop)
 
     @property
@@ -170,8 +171,9 @@ def _operator(number: int) -> str:
     return f"simulated-{number}"
 
 
-def _stop(nursery: Nursery, host: Host, recordings: Sequence[Recording]) -> None:
+def _stop(nursery: Nursery, host: Host, recordings: Sequence[Recording], bystanders: Bystanders) -> None:
     nursery.stop()
     host.close()
+    bystanders.leave()
     for recording in recordings:
         recording.close()

@@ -1,9 +1,15 @@
 """Messages and how they travel between the enclave and one worker. What they may be is in darknight.types.
 
-A transport has two ends. The enclave's `Link` sends messages and waits for the reply to one of them; the worker's
-`Seat` reads messages and writes replies. The transcript of a worker is taken in its seat, where it reads and writes.
+A transport has two ends. The enclave's `Link` posts messages and asks tasks; the worker's `Seat` reads messages and writes
+replies. The transcript of a worker is taken in its seat, where it reads and writes.
 
-In-process is the only transport so far: both ends are in one process.
+    grpc_link, grpc_seat    one gRPC stream under mutual TLS: tls, identity, handshake; codec, fields, readers, seat
+    shared_memory, mapped   tensors between processes of one machine, with gRPC as the doorbell: doors, segments, arena,
+                            lending
+    inprocess               both ends in one process
+    recording               what a worker of this machine saw, for whoever started it
+
+The first two are imported from their files: whoever needs no gRPC does not load it.
 """
 
 from darknight.wire.inprocess import in_process

@@ -6,11 +6,13 @@ futures. Whoever posts or asks only adds to the queue, so a worker that stalls h
 Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
     frame (TLS 1.3). The answer to a task has the expected form, or the link is broken with words.
 Assumes: a tensor that was posted or asked with is not changed before it was sent.
-Leaks: sizes and times of messages, to everybody on the way; everything that is sent, to the worker.
+Leaks: sizes and times of messages, and that this is DarKnight (the server name in the first packet), to everybody on
+    the way; everything that is sent, to the worker.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -77,7 +79,8 @@ class GrpcLink:
     def __init__(self, stream: _Stream, welcome: Welcome) -> None:
         self._stream = stream
         self.welcome = welcome
-        self._finalizer = weakref.finalize(self, stream.close)  # threads hold the stream, and nobody holds the link
+        self._finalizer = weakref.finalize(self, stream.abandon)  # threads hold the stream, and nobody holds the link
+        self._finalizer.atexit = False  # `_close_all` does that
 
     @property
     def failure(self) -> LinkError | None:
@@ -93,7 +96,8 @@ class GrpcLink:
         return question.future
 
     def close(self) -> None:
-        self._finalizer()
+        self._finalizer.detach()
+        self._stream.close()
 
 
 class _Stream:
@@ -126,7 +130,13 @@ class _Stream:
             raise LinkClosed(f"the worker at {self._address} did not answer within {timeout:g} s") from None
 
     def lend(self, memory: Memory) -> None:
-        self._lending = Lending(memory)
+        """From now on tensors go through shared memory, which ends with the stream."""
+        with self._lock:
+            if self.failure is None:
+                self._lending = Lending(memory)
+                return
+        memory.close()
+        raise _again(self.failure)
 
     # --- sending ----------------------------------------------------------------------------------------------------
     def post(self, message: Weights | Forget) -> None:
@@ -198,6 +208,7 @@ class _Stream:
         except Exception as error:  # nobody else would hear of it, and every future must end
             failure = LinkClosed(f"the link failed with {type(error).__name__}")
         self._break_off(failure)
+        self._release()
 
     def _take_frames(self) -> None:
         reader = ReplyReader(self._find)
@@ -254,8 +265,6 @@ class _Stream:
             left, self._open = list(self._open.values()), {}
         self._outbox.put(None)
         self._call.cancel()
-        if self._lending is not None:
-            self._lending.close()
         if not self._welcome.done():
             self._welcome.set_exception(failure)
         for question in left:
@@ -266,15 +275,31 @@ class _Stream:
         if os.getpid() != self._process:
             return  # gRPC's threads were not copied by the fork, and what they held is held for ever
         self._break_off(LinkClosed("the link was closed"))
-        self._channel.close()
+        self._release()
         if threading.current_thread() is not self._reader:  # a future's callback may be what closes the link
             self._reader.join(_GRACE)
+
+    def abandon(self) -> None:
+        """Nobody has the link any more. The collector says so, in any thread and under any lock: this takes none."""
+        if os.getpid() == self._process:
+            self._call.cancel()  # the reader does the rest
+
+    def _release(self) -> None:
+        self._channel.close()
+        if self._lending is not None:
+            self._lending.close()
         _ALIVE.discard(self)
 
 
 # A copy of this process must not take a stream apart, which waits for threads that it has not got: none is collected
-# before `close`.
+# before it is released.
 _ALIVE: set[_Stream] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for stream in list(_ALIVE):
+        stream.close()
 
 
 def _again(failure: LinkError) -> LinkError:

@@ -41,6 +41,7 @@ from darknight.worker.machine import available_memory, wall_off
 from darknight.worker.station import Settings, Station
 
 _LONGEST_LINE = 1 << 20
+_POLITE = 10  # the enclave goes first: while it computes, workers would only wait for what it sends next
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -70,6 +71,7 @@ def main() -> int:
     """Runs until the standard input or the parent ends. Exit codes: 0, or 1 for an order that makes no sense."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the workers follow: see _child
+    os.nice(_POLITE)
     set_up_logs("warning", "text")
     lines = _Lines(sys.stdin.fileno())
     try:

@@ -43,6 +43,7 @@ class Options:
     operator: str
     engine: str
     ray_address: str | None
+    ray_actors: int | None
     allow_enclave: tuple[Path, ...]
     state: Path
     metrics: tuple[str, int] | None
@@ -81,6 +82,7 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
     flag("--operator", _name, _host_name(), "who runs this worker, as in the fleet file (default: this host)", "NAME")
     flag("--engine", _one_of("local", "ray"), "local", "local, or ray: this operator's Ray cluster", "local|ray")
     flag("--ray-address", str, None, "the cluster's address (default: a Ray of this worker's own)", "ADDRESS")
+    flag("--ray-actors", _count, None, "processes of the cluster to compute with (default: one a device)", "N")
     parser.add_argument(
         "--allow-enclave",
         type=Path,
@@ -106,8 +108,9 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
             "a worker serves only enclaves that it knows: --allow-enclave CERT is missing. The enclave's owner makes "
             "a certificate with `darknight fleet identity` and sends you certificate.pem."
         )
-    if found["ray_address"] is not None and found["engine"] != "ray":
-        parser.error("--ray-address says where a Ray cluster is; add --engine ray, or leave it out.")
+    for name in ("ray_address", "ray_actors"):
+        if found[name] is not None and found["engine"] != "ray":
+            parser.error(f"--{name.replace('_', '-')} is about a Ray cluster; add --engine ray, or leave it out.")
     return Options(**{**found, "allow_enclave": tuple(found["allow_enclave"])})
 
 

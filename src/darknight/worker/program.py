@@ -28,6 +28,7 @@ from darknight.worker.station import Settings, Station
 STOPPED, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _PLACES = 4  # unless more certificates are allowed
+_LEAST_STORE = 128 << 20  # bytes that Ray wants for its objects at least
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def _run(options: Options, signals: _Signals) -> int:
     allowed = _certificates(options.allow_enclave)
     identity = Identity.load_or_create(options.state, WORKER)
     limit = options.memory_limit or available_memory() // 2
-    engine = _engine(options, device)
+    engine = _engine(options, device, limit)
     settings = Settings(
         listen=options.listen,
         operator=options.operator,
@@ -101,9 +102,9 @@ def _absolute(door: str | None) -> str | None:
     return door if door is None or door.startswith("@") else str(Path(door).absolute())
 
 
-def _engine(options: Options, device: torch.device) -> Engine:
+def _engine(options: Options, device: torch.device, limit: int) -> Engine:
     if options.engine == "ray":
-        return RayEngine(options.ray_address)
+        return RayEngine(options.ray_address, actors=options.ray_actors, object_store=max(limit, _LEAST_STORE))
     return LocalEngine(device, options.threads)
 
 
