@@ -29,8 +29,8 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## lint, then every kind of test at a reduced count
-	$(BIN)/pytest
+test: lint ## lint, then every kind of test at a reduced count, on two cores
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-all: lint ## lint, then every test at its full count, with a summary table
 	$(BIN)/pytest --full

@@ -6,8 +6,13 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
+# Before torch is loaded, which reads it then: tests run side by side, and threads that spin take the cores from others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
+
+import darknight.wire.tls  # noqa: F401 - before anything else imports gRPC, whose environment it sets
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,8 +11,10 @@ MIB = 1 << 20
 def test_what_arrives_is_kept_and_computed_with_shares_one_limit():
     budget = Budget(10 * MIB)
     budget.admit(4 * MIB)
-    with pytest.raises(OpError, match=r"no room: this message needs 7\.0 MiB and 6\.0 MiB of .* 10\.0 MiB are free"):
-        budget.admit(7 * MIB)
+    with pytest.raises(
+        OpError, match=r"no room: the computation .* needs 7\.0 MiB and 6\.0 MiB of .* 10\.0 MiB are free"
+    ):
+        budget.working(7 * MIB).__enter__()
     budget.arrived(4 * MIB)
     budget.keep("weights", 4 * MIB)
     assert budget.held == 4 * MIB + OVERHEAD
@@ -52,6 +54,16 @@ def test_things_without_a_size_cannot_be_kept_without_end():
         budget.keep(call, 0)
     with pytest.raises(OpError, match="keep"):
         budget.keep("one more", 0)
+
+
+def test_a_message_that_could_not_be_read_after_all_claims_nothing():
+    budget = Budget(10 * MIB)
+    budget.admit(8 * MIB)
+    budget.admit(8 * MIB)  # the one before never arrived; there is one at a time
+    with pytest.raises(OpError, match="this message needs"):
+        budget.admit(11 * MIB)
+    with budget.working(10 * MIB):
+        pass
 
 
 def test_room_is_made_before_what_was_granted_is_allocated_and_not_for_what_was_refused():

@@ -1,10 +1,10 @@
 """Sharing this machine's cores with workers.
 
 torch's threads (OpenMP, GNU's) wait for each other by spinning for milliseconds, which is right as long as every thread
-has a core. With workers on the same machine they do not: a thread that spins holds the core that the other one needs, and
-the enclave's own work takes several times as long. The environment variable OMP_WAIT_POLICY=PASSIVE ends that, but is read
-when torch is loaded, before anybody knows of a local fleet. OpenMP also gives up spinning when it has more threads than the
-machine has cores; so this makes some more, that do nothing.
+has a core. With workers on the same machine they do not: a thread that spins holds the core that the other one needs,
+and the enclave's own work takes several times as long. The environment variable OMP_WAIT_POLICY=PASSIVE ends that, but
+is read when torch is loaded, before anybody knows of a local fleet. OpenMP also gives up spinning when it has more
+threads than the machine has cores; so this makes some more, that do nothing.
 """
 
 from __future__ import annotations

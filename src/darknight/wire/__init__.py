@@ -1,7 +1,7 @@
 """Messages and how they travel between the enclave and one worker. What they may be is in darknight.types.
 
-A transport has two ends. The enclave's `Link` posts messages and asks tasks; the worker's `Seat` reads messages and writes
-replies. The transcript of a worker is taken in its seat, where it reads and writes.
+A transport has two ends. The enclave's `Link` posts messages and asks tasks; the worker's `Seat` reads messages and
+writes replies. The transcript of a worker is taken in its seat, where it reads and writes.
 
     grpc_link, grpc_seat    one gRPC stream under mutual TLS: tls, identity, handshake; codec, fields, readers, seat
     shared_memory, mapped   tensors between processes of one machine, with gRPC as the doorbell: doors, segments, arena,

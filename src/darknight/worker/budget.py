@@ -39,10 +39,11 @@ class Budget:
         return self._held
 
     def admit(self, nbytes: int) -> None:
-        """Room for a tensor that is about to be read; `arrived` ends the claim."""
+        """Room for the one tensor that is about to be read; `arrived`, or the next one, ends the claim."""
         with self._lock:
+            self._arriving = 0  # of a message that could not be read after all
             self._check(nbytes, "this message")
-            self._arriving += nbytes
+            self._arriving = nbytes
         self._prepare(nbytes)
 
     def arrived(self, nbytes: int) -> None:
