@@ -1,11 +1,12 @@
 """Workers that fail on purpose: the real executor and loop, with a seat that misbehaves at chosen replies."""
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from darknight.fleet import Fleet, Member
 from darknight.types import BackwardTask, ForwardTask, Refusal
-from darknight.wire import LinkClosed, in_process
+from darknight.wire import LinkClosed, LinkError, in_process
 from darknight.worker import Executor, serve
 
 
@@ -19,6 +20,7 @@ class Plan:
     twice       answers twice
     other       answers a question that nobody asked
     refuse      says that it cannot
+    skip        says nothing to this one
     """
 
     replies: dict[int, str] = field(default_factory=dict)
@@ -27,6 +29,7 @@ class Plan:
     count: int = 0
     dead: bool = False
     seen: list = field(default_factory=list)  # every task that reached the worker
+    seats: list = field(default_factory=list)  # its end of every link
 
 
 class FaultySeat:
@@ -54,6 +57,8 @@ class FaultySeat:
                 self._seat.write(ticket, reply)
             case "other":
                 self._seat.write(ticket + 1000, reply)
+            case "skip":
+                pass
             case "refuse":
                 self._seat.write(ticket, Refusal(message="no room"))
             case _:
@@ -61,6 +66,13 @@ class FaultySeat:
 
     def close(self):
         self._seat.close()
+
+
+def redial(fleet):
+    """Dials every worker that is gone, now."""
+    for line in fleet._lines:
+        with suppress(LinkError):
+            line.dial(now=True)
 
 
 def faulty_fleet(operators, plans, **options):
@@ -73,6 +85,7 @@ def faulty_fleet(operators, plans, **options):
             if plan.dead and not plan.reborn.is_set():
                 raise LinkClosed("nothing listens there")
             link, seat = in_process()
+            plan.seats.append(seat)
             threading.Thread(target=serve, args=(FaultySeat(seat, plan), Executor()), daemon=True).start()
             return link
 

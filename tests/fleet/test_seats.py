@@ -6,6 +6,7 @@ from torch import nn
 import darknight as dk
 from darknight.fleet import Fleet, Member, Seats
 from darknight.wire import in_process
+from fleet.faults import redial
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)  # four seats
 
@@ -93,7 +94,7 @@ def test_a_worker_that_comes_back_takes_an_empty_seat_with_an_empty_memory():
         links[1][-1].close()
         seats.settle()
         assert places(seats) == [0, None, 2, 3]
-        fleet._dial_broken()
+        redial(fleet)
         seats.settle()
         assert places(seats) == [0, 1, 2, 3]
         assert fleet.epoch(1) == before + 1

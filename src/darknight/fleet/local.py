@@ -55,7 +55,10 @@ class LocalFleet(Fleet):
         return {} if self.closed else self._nursery.processes
 
     def restart(self, worker: int) -> None:
-        """Starts another process in the worker's place. It joins again, with an empty memory, a moment later."""
+        """Starts another process in the worker's place. It joins a moment later, with an empty memory.
+
+        A worker that was expelled for breaking the protocol stays out.
+        """
         self.refuse_closed()
         if not 0 <= worker < self.workers:
             raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
@@ -147,13 +150,16 @@ def local_fleet(
         nursery = Nursery(berths, enclave=identity.certificate)
         failing.callback(nursery.stop)
         nursery.wait()
-        failing.pop_all()
-    host = Host()
-    members = [
-        Member(f"local {number}", _operator(number), partial(open_local, nursery, number, identity, host, door))
-        for number, door in enumerate(doors)
-    ]
-    return LocalFleet(members, nursery=nursery, host=host, recordings=recordings if record else None, patience=patience)
+        host = Host()
+        failing.callback(host.close)
+        members = [
+            Member(f"local {number}", _operator(number), partial(open_local, nursery, number, identity, host, door))
+            for number, door in enumerate(doors)
+        ]
+        tapes_played = recordings if record else None
+        fleet = LocalFleet(members, nursery=nursery, host=host, recordings=tapes_played, patience=patience)
+        failing.pop_all()  # from here on the fleet ends them
+    return fleet
 
 
 def open_local(nursery: Nursery, number: int, identity: Identity, host: Host | None, door: str | None) -> GrpcLink:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from darknight.errors import WorkerError
 from darknight.types import Answer, Expected, Forget, Task, Weights
-from darknight.wire import Link, LinkError, Misbehaved
+from darknight.wire import Link, LinkClosed, LinkError, Misbehaved
 
 _log = logging.getLogger("darknight.fleet")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts to reach a worker again
+_PROVEN = 20  # answers after which a worker that came back counts as well again
 _FIRST_REST = 0.05  # seconds of rest for a worker that was late, doubled each time
 
 
@@ -45,11 +46,15 @@ class Line:
         self.number = number
         self.member = member
         self.epoch = 0
+        self._mourned = 0  # the epoch whose end was reported
         self.expelled = ""
         self._link: Link | None = None
         self._silent = False
         self._reason = "it was never reached"
         self._lock = threading.Lock()
+        self._dialling = threading.Lock()
+        self._over = False
+        self._answers = 0  # since the link was opened
         self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
         self._rest, self._ready_at = _FIRST_REST, 0.0
 
@@ -64,7 +69,9 @@ class Line:
     def broken(self) -> bool:
         """Dialling again could help."""
         link = self._link
-        return not self.expelled and (link is None or link.failure is not None)
+        if link is not None and isinstance(link.failure, Misbehaved):  # also between two tasks, when nobody asks
+            self.expel(f"it broke the protocol: {quoted(link.failure)}")
+        return not self.expelled and not self._over and (link is None or link.failure is not None)
 
     @property
     def trouble(self) -> str:
@@ -95,6 +102,9 @@ class Line:
         if isinstance(error, Misbehaved):
             self.expel(f"it broke the protocol: {quoted(error)}")
             return self.error(self.expelled)
+        if self._mourned != self.epoch:
+            self._mourned = self.epoch
+            _log.warning("worker %d (%s) is gone: %s", self.number, self.member.name, quoted(error))
         return self.error(quoted(error))
 
     def expel(self, reason: str) -> None:
@@ -133,24 +143,61 @@ class Line:
 
     def dial(self, *, now: bool = False) -> None:
         """Opens the link if it is broken and the time has come. Raises LinkError where that fails."""
-        if not self.broken or (not now and time.monotonic() < self._next_attempt):
+        if not self._dialling.acquire(blocking=False):
             return
+        try:
+            if self.broken and (now or time.monotonic() >= self._next_attempt):
+                self._open()
+        finally:
+            self._dialling.release()
+
+    def dial_in_background(self) -> None:
+        """The same, without waiting: a worker that never answers holds up nobody else's dialling."""
+
+        def attempt() -> None:
+            with suppress(LinkError):
+                self.dial()
+
+        if self.broken and time.monotonic() >= self._next_attempt and not self._dialling.locked():
+            threading.Thread(target=attempt, name="darknight-dial", daemon=True).start()
+
+    def _open(self) -> None:
+        # Whatever comes of it, the next attempt is later than this one was: a link that breaks at once is no success.
+        self._next_attempt = time.monotonic() + self._pause
+        self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
         try:
             link = self.member.dial()
         except LinkError as error:
             self._reason = quoted(error)
-            self._next_attempt = time.monotonic() + self._pause
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
             if isinstance(error, Misbehaved):
                 self.expel(f"it broke the protocol: {quoted(error)}")
             raise
+        except Exception as error:  # of this machine: no descriptors left, say
+            self._reason = f"{type(error).__name__}: {quoted(error)}"
+            raise LinkClosed(self._reason) from None
         with self._lock:
-            old, self._link, self._silent = self._link, link, False
-            self.epoch += 1
-            self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
-        if old is not None:
+            over = self._over or bool(self.expelled)
+            old = self._link
+            if not over:
+                self._link, self._silent, self._answers = link, False, 0
+                self.epoch += 1
+        if over:  # while it dialled
+            link.close()
+        elif old is not None:
             old.close()
             _log.warning("worker %d (%s) is back", self.number, self.member.name)
+
+    def answered(self) -> None:
+        """It did what it was asked. After some of that, its past failures are forgotten."""
+        self._answers += 1
+        if self._answers == _PROVEN:
+            self._pause = _FIRST_PAUSE
+
+    def end(self) -> None:
+        """The fleet is closed."""
+        with self._lock:
+            self._over = True
+        self.close()
 
     def close(self) -> None:
         link = self._link

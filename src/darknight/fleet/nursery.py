@@ -227,6 +227,7 @@ class Nursery:
                     _log.warning("the nursery of local workers reported something that is no report")
         with self._changed:
             self._stopped = True
+            self._reports.clear()  # it is dead, and its workers with it
             self._changed.notify_all()
 
     def _reported(self, line: dict[str, Any]) -> None:

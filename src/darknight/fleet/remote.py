@@ -30,9 +30,9 @@ def connect(
     insecure_one_operator: allow one operator to hold all shares. Nothing is hidden from it then; reports say so.
     patience: seconds a worker may take for a task, instead of a deadline that follows from what was measured.
 
-    Guarantees: a link is opened only to whoever has the key of the certificate in the file, under TLS 1.3 and keys of
-        its own, and only if it says that it belongs to the operator in the file (contract test:
-        tests/fleet/test_connect.py).
+    Guarantees: a link is opened only to whoever has the key of the certificate in the file, under keys of its own, and
+        only if it says that it belongs to the operator in the file (contract test: tests/fleet/test_connect.py). A
+        worker of ours speaks TLS 1.3 and nothing older; one that does not weakens its own link and no other.
     Assumes: that the file is right about operators: a worker that lies about its operator is believed.
     """
     file = read_fleet_file(path)

@@ -14,16 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Missed, Reseated, Traffic
 from darknight.coding import Scheme
-from darknight.errors import WorkerError
+from darknight.errors import FleetError, WorkerError
 from darknight.fleet import Custody, Fleet, Seats
 from darknight.runtime.layer import Layer, SentWeights
 from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
 
 T = TypeVar("T")
+
+_AT_ONCE = 5.0  # seconds for what a worker must have done before the answer that it gave
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,12 +103,12 @@ class Crew:
         """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing."""
         begun = time.perf_counter()
         asked, lost, sent = {}, {}, 0
+        first, nothing = {}, Expected({}, torch.int32, self._prime)
         for order in orders.values():
             try:
                 self._give(weights, order.worker)
                 if order.first is not None:
-                    nothing = Expected({}, order.expected.dtype, order.expected.prime)
-                    self._fleet.ask(order.worker, order.first, nothing)  # if it is refused, so is the task
+                    first[order.worker] = self._fleet.ask(order.worker, order.first, nothing)
                 asked[order.worker] = self._fleet.ask(order.worker, order.task, order.expected)
                 sent += order.bytes
             except WorkerError as error:
@@ -116,6 +119,10 @@ class Crew:
         begun += time.perf_counter() - busy  # not a time of waiting
         try:
             outcome = self._fleet.gather(asked, {order.worker: order.expected for order in orders.values()}, key)
+            # If one of these was refused, so was the task. But none may stay open: it would hold memory for ever.
+            open_ones = {worker: first[worker] for worker in first if worker in outcome.answers}
+            if open_ones:
+                self._fleet.gather(open_ones, dict.fromkeys(open_ones, nothing), within=_AT_ONCE)
         finally:
             waited = time.perf_counter() - begun
             self.waiting_seconds += waited
@@ -168,7 +175,9 @@ class Crew:
         if not calls and not weights:
             return
         for worker in range(self._fleet.workers):
-            with suppress(WorkerError):  # one that is gone remembers nothing, or begins with an empty memory
+            with suppress(
+                WorkerError, FleetError
+            ):  # one that is gone remembers nothing, or begins with an empty memory
                 self._fleet.post(worker, Forget(calls=calls, weights=weights))
         for call in calls:
             self.custody.forget(call)

@@ -23,10 +23,9 @@ from torch import Tensor
 from darknight.accounting import DoneInEnclave, Ledger, Resent
 from darknight.coding import Code, Field, Mixing, Scheme, group_count
 from darknight.fleet import Fleet
-from darknight.ops import BilinearOp
+from darknight.ops import BilinearOp, either
 from darknight.runtime.crew import Crew, Order, Round
 from darknight.runtime.layer import Layer, Saved
-from darknight.runtime.own_part import OwnPart
 from darknight.types import BackwardTask, Expected, ForwardTask, Pass
 
 Meanwhile = Callable[[AbstractSet[int]], None]  # what to do for empty seats while workers compute
@@ -41,7 +40,6 @@ class Exchange:
         self.prime = scheme.arithmetic.prime if isinstance(scheme.arithmetic, Field) else None
         self.dtype = torch.int32 if isinstance(scheme.arithmetic, Field) else scheme.arithmetic.dtype
         self._crew = Crew(scheme, fleet, ledger, self.prime)
-        self._own = OwnPart(self.prime)
         self._calls = 0
 
     @property
@@ -58,12 +56,16 @@ class Exchange:
         """Workers forget the shares of the call when `saved` is gone."""
         self._crew.forget_with(saved, saved.call)
 
+    def forget(self) -> None:
+        """Tells workers which calls and weights are over."""
+        self._crew.forget()
+
     # --- passes -----------------------------------------------------------------------------------------------------
     def forward(
         self, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, saved: Saved, keep: bool
     ) -> dict[int, Tensor]:
         """Enough answers to decode, by seat. Notes in `saved` who keeps which share."""
-        weights, failed = saved.weights, set[int]()
+        weights, failed, rounds = saved.weights, set[int](), list[Round]()
         shape = op.output_shape(tuple(shares.shape[1:]), tuple(weights.tensor.shape))
         keeping = frozenset(code.grad_rows if keep else ())
 
@@ -93,15 +95,21 @@ class Exchange:
                 key=(layer.name, Pass.FORWARD, shape),
                 meanwhile=partial(meanwhile, computing - orders.keys()),
             )
-            _refuse_refusals(found, failed)
+            failed.update(found.lost)
+            rounds.append(found)
             for seat in keeping & found.answers.keys():
                 saved.holders[seat] = self._crew.now(orders[seat].worker)
             return {seat: found.answers[seat][Pass.FORWARD] for seat in computing & found.answers.keys()}
 
         self._begin()
         wanted = self._wanted(Pass.FORWARD, code, lambda seat: self._crew.seats.worker(seat) is not None)
-        parts = _OwnParts(self, layer, Pass.FORWARD, code, lambda seat: self._own.forward(weights, shares[seat]))
+
+        def own(seat: int) -> Tensor:
+            return either.forward(op, shares[seat], weights.tensor, self.prime)
+
+        parts = _OwnParts(self, layer, Pass.FORWARD, code, own)
         answers = ask(wanted, also=keeping, meanwhile=parts.make) | parts.made
+        _refuse_refusals(rounds[0])
         self._stand_in(Pass.FORWARD, code, wanted, answers, ask, parts)
         if not keep:
             self._crew.custody.forget(saved.call)
@@ -121,7 +129,8 @@ class Exchange:
         deltas: (worker, group, *feature), or in the clear (group, input, *feature). again: the input share of a seat,
         made once more.
         """
-        weights, crew, failed = saved.weights, self._crew, set[int]()
+        weights, crew = saved.weights, self._crew
+        failed, rounds = set[int](), list[Round]()
         clear, masking = not code.masks_gradients, self.open_call()
         share_shape = (group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:])
         shapes = {Pass.GRAD_INPUT: share_shape, Pass.GRAD_WEIGHT: tuple(weights.tensor.shape)}
@@ -178,17 +187,22 @@ class Exchange:
                 key=(layer.name, passes, share_shape),
                 meanwhile=partial(meanwhile, kinds.keys() - orders.keys()),
             )
-            _refuse_refusals(found, failed)
+            failed.update(found.lost)
+            rounds.append(found)
             for seat in found.answers:
                 if orders[seat].first is not None:
                     saved.holders[seat] = crew.now(orders[seat].worker)
             return found.answers
 
         def own(kind: Pass, seat: int) -> Tensor:
-            delta = self._own.combined(_coefficients(code.B.data[seat], self.prime), deltas) if clear else deltas[seat]
+            op, w = weights.op, weights.tensor
+            if clear:
+                delta = either.combine_clear(_coefficients(code.B.data[seat], self.prime), deltas, self.prime)
+            else:
+                delta = deltas[seat]
             if kind is Pass.GRAD_INPUT:
-                return self._own.grad_input(weights, delta, share_shape)
-            return self._own.grad_weight(weights, again(seat), delta)
+                return either.grad_input(op, delta, w, share_shape, self.prime)
+            return either.grad_weight(op, again(seat), delta, tuple(w.shape), self.prime)
 
         self._begin()
         wanted = {
@@ -203,6 +217,7 @@ class Exchange:
 
         everyone = {seat for seats in wanted.values() for seat in seats}
         found = ask({seat: tuple(kind for kind in passes if seat in wanted[kind]) for seat in everyone}, make)
+        _refuse_refusals(rounds[0])
         results = {}
         for kind in passes:
             answers = {seat: tensors[kind] for seat, tensors in found.items() if kind in tensors} | parts[kind].made
@@ -304,11 +319,13 @@ def _enough(mixing: Mixing) -> int:
     return mixing.inputs + mixing.colluders
 
 
-def _refuse_refusals(found: Round, failed: set[int]) -> None:
-    """Notes who failed. If everybody refuses, it is the task that is wrong, or a limit too low: that is an error."""
-    if found.lost and not found.answers and found.refused.issuperset(found.lost) and not failed:
-        raise found.lost[min(found.lost)]
-    failed.update(found.lost)
+def _refuse_refusals(first: Round) -> None:
+    """If everybody refuses a task, it is the task that is wrong, or a limit too low: that is an error.
+
+    Only the first round asks everybody: later ones ask those who stand in, of whom one may say what it likes.
+    """
+    if len(first.lost) > 1 and not first.answers and first.refused.issuperset(first.lost):
+        raise first.lost[min(first.lost)]
 
 
 def _coefficients(row: tuple[object, ...], prime: int | None) -> tuple[float, ...]:

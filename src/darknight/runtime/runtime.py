@@ -172,6 +172,15 @@ class Runtime:
             layer.gradients += 1
             return results
 
+    def tidy(self) -> None:
+        """Between steps: workers forget the shares of calls that are over. A fleet calls this; nobody else need to."""
+        if self._exchange is not None and self._lock.acquire(blocking=False):
+            try:
+                if not self._closed and not self._inside:
+                    self._exchange.forget()
+            finally:
+                self._lock.release()
+
     # --- closing ----------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Ends the runtime. Workers forget what it sent; protected models raise from now on, until unprotected."""

@@ -38,7 +38,10 @@ def listen_at(name: str) -> socket.socket:
     A path that a dead worker left behind is replaced; one where somebody listens, or that is no socket, is refused.
     """
     address = _address(name)
-    listener = _socket()
+    try:
+        listener = _socket()
+    except OSError as error:
+        raise FleetError(f"--shared-memory {name}: no socket can be made: {error.strerror}.") from None
     try:
         if isinstance(address, str):
             _remove_stale(address)
@@ -64,8 +67,11 @@ def knock(name: str, mine: bytes, theirs: bytes, timeout: float) -> socket.socke
         address = _address(name)
     except FleetError as error:
         raise LinkClosed(str(error)) from None
-    door = _socket()
     deadline = time.monotonic() + timeout
+    try:
+        door = _socket()
+    except OSError as error:  # no descriptors left
+        raise LinkClosed(f"no socket can be made for the worker's shared memory ({error.strerror})") from None
     try:
         door.settimeout(timeout)
         while (code := door.connect_ex(address)) == errno.EAGAIN and time.monotonic() < deadline:

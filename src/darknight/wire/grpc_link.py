@@ -4,7 +4,10 @@ Threads: gRPC pulls what is to be sent from a queue, frame by frame; one reader 
 futures. Whoever posts or asks only adds to the queue, so a worker that stalls holds up nobody but itself.
 
 Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
-    frame (TLS 1.3). The answer to a task has the expected form, or the link is broken with words.
+    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only). The answer to a task
+    has the expected form and comes after the task was sent, or the link is broken with words. So a worker that reads
+    nothing cannot pass for one that works, by guessing tickets, while what was meant for it piles up here (contract
+    test: tests/wire/test_rogue_worker.py).
 Assumes: a tensor that was posted or asked with is not changed before it was sent.
 Leaks: sizes and times of messages, and that this is DarKnight (the server name in the first packet), to everybody on
     the way; everything that is sent, to the worker.
@@ -19,9 +22,10 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch import Tensor
@@ -34,7 +38,7 @@ from darknight.wire.doors import knock
 from darknight.wire.fields import printable
 from darknight.wire.handshake import Welcome
 from darknight.wire.identity import WORKER, Identity, fingerprint
-from darknight.wire.lending import Lending
+from darknight.wire.lending import Lending, Loan
 from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
 from darknight.wire.readers import Question, ReplyReader, raw
 from darknight.wire.shared_memory import Host, Memory
@@ -100,6 +104,57 @@ class GrpcLink:
         self._stream.close()
 
 
+@dataclass(frozen=True, eq=False)
+class _Parcel:
+    """A message that waits to be sent."""
+
+    ticket: int
+    header: bytes
+    tensor: Tensor | None
+    _claimed: threading.Lock = field(default_factory=threading.Lock)
+
+    def claim(self) -> bool:
+        """Whether it is the caller's, to send it or to take it back: the first who asks gets it."""
+        return self._claimed.acquire(blocking=False)
+
+
+class _Outbox:
+    """What waits to be sent. `sent`: the latest ticket whose last frame gRPC has taken; tickets go in their order."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Parcel | None] = SimpleQueue()
+        self.sent = 0
+
+    def put(self, parcel: _Parcel) -> None:
+        self._queue.put(parcel)
+
+    def end(self) -> None:
+        """Nothing is sent any more. What waited is dropped: the link may be kept for its failure, its shares not."""
+        with suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put(None)
+
+    def frames(self, hello: bytes) -> Iterator[bytes]:
+        """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
+        yield hello
+        while (parcel := self._queue.get()) is not None:
+            if parcel.claim():
+                yield from self._frames_of(parcel)
+            del parcel  # while it waits for the next it keeps nothing alive
+
+    def _frames_of(self, parcel: _Parcel) -> Iterator[bytes]:
+        """It is noted as sent before its last frame goes out: an honest answer can only come after that one."""
+        memory = memoryview(b"") if parcel.tensor is None else raw(parcel.tensor)
+        if not memory:
+            self.sent = parcel.ticket
+        yield parcel.header
+        for begin, end in codec.chunks_of(len(memory)):
+            if end == len(memory):
+                self.sent = parcel.ticket
+            yield bytes(memory[begin:end])
+
+
 class _Stream:
     """The stream, its threads, and the questions that are open."""
 
@@ -112,13 +167,13 @@ class _Stream:
         self._open: dict[int, Question] = {}
         self._lending: Lending | None = None
         self.failure: LinkError | None = None
-        self._outbox: SimpleQueue[tuple[bytes, Tensor | None] | None] = SimpleQueue()
+        self._outbox = _Outbox()
         self._welcome: Future[Welcome] = Future()
         self._channel: Any = grpc.secure_channel(
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
         )
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")  # no serializers: bytes both ways
-        self._call: Any = method(_frames(hello, self._outbox))
+        self._call: Any = method(self._outbox.frames(hello))
         self._reader = threading.Thread(target=self._read, name=f"darknight-link-{address}", daemon=True)
         _ALIVE.add(self)
         self._reader.start()
@@ -147,33 +202,50 @@ class _Stream:
             if isinstance(message, Weights) and self._lending is not None:
                 header |= self._lending.lend_weights(message)
         with self._lock:
-            ticket = self._dispatch(header, message.tensor if isinstance(message, Weights) else None)
+            parcel = self._parcel(header, message.tensor if isinstance(message, Weights) else None)
+            self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
-                self._lending.forgets(ticket, message, self._oldest())
+                self._lending.forgets(parcel.ticket, message, self._oldest())
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()
-        loan = None
-        with self._explaining():
-            header = codec.header_of(task)
-            codec.pack(header)  # what does not fit shall fail before a place is taken for it
-            if self._lending is not None:
-                loan = self._lending.lend(task, question.expected)
-                question.collect = partial(self._lending.collect, loan, question.expected)
-                header |= loan.header()
-        with self._lock:
-            ticket = self._dispatch(header, task.tensor)
-            self._open[ticket] = question
-            if self._lending is not None and loan is not None:
-                self._lending.asked(ticket, loan)
+        loan = parcel = None
+        try:
+            with self._explaining():
+                header = codec.header_of(task)
+                codec.pack(header)  # what does not fit shall fail before a place is taken for it
+                if self._lending is not None:
+                    loan = self._lending.lend(task, question.expected)
+                    question.collect = partial(self._lending.collect, loan, question.expected)
+                    header |= loan.header()
+            with self._lock:
+                parcel = self._parcel(header, task.tensor)
+                self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
+                if self._lending is not None and loan is not None:
+                    self._lending.asked(parcel.ticket, loan)
+                self._outbox.put(parcel)
+        except BaseException:  # Ctrl-C, at any point
+            self._take_back(parcel, loan)
+            raise
 
-    def _dispatch(self, header: Header, tensor: Tensor | None) -> int:
+    def _parcel(self, header: Header, tensor: Tensor | None) -> _Parcel:
         if self.failure is not None:
             raise _again(self.failure)
-        self._tickets += 1
-        header["ticket"] = self._tickets
-        self._outbox.put((codec.pack(header), None if "place" in header else tensor))
-        return self._tickets
+        ticket = self._tickets + 1
+        header["ticket"] = ticket
+        parcel = _Parcel(ticket, codec.pack(header), None if "place" in header else tensor)
+        self._tickets = ticket
+        return parcel
+
+    def _take_back(self, parcel: _Parcel | None, loan: Loan | None) -> None:
+        """A task that nobody will wait for is not sent, unless that has begun: then it is answered like any other."""
+        with self._lock:
+            if parcel is not None and not parcel.claim():
+                return
+            ticket = 0 if parcel is None else parcel.ticket
+            self._open.pop(ticket, None)
+            if self._lending is not None and loan is not None:
+                self._lending.withdrawn(ticket, loan, self._oldest())
 
     def _oldest(self) -> int:
         return next(iter(self._open), self._tickets + 1)  # tickets rise, and a dict keeps its order
@@ -221,6 +293,8 @@ class _Stream:
                 self._resolve(*found)
 
     def _find(self, ticket: int) -> Question | None:
+        if ticket > self._outbox.sent:
+            raise Misbehaved("an answer to something that was not sent yet")
         with self._lock:
             return self._open.get(ticket)
 
@@ -263,7 +337,7 @@ class _Stream:
                 return
             self.failure = failure
             left, self._open = list(self._open.values()), {}
-        self._outbox.put(None)
+        self._outbox.end()
         self._call.cancel()
         if not self._welcome.done():
             self._welcome.set_exception(failure)
@@ -307,33 +381,21 @@ def _again(failure: LinkError) -> LinkError:
     return type(failure)(*failure.args)
 
 
-def _frames(hello: bytes, outbox: SimpleQueue[tuple[bytes, Tensor | None] | None]) -> Iterator[bytes]:
-    """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
-    yield hello
-    while (item := outbox.get()) is not None:
-        header, tensor = item
-        yield header
-        if tensor is not None:
-            memory = raw(tensor)
-            for begin, end in codec.chunks_of(len(memory)):
-                yield bytes(memory[begin:end])
-            del memory
-        del item, tensor  # while it waits for the next it keeps nothing alive
-
-
 def _why_unavailable(details: str, certificate: bytes) -> str:
     """gRPC says it in the words of its libraries; this is what they mean."""
+    stranger = "it ended the connection. Does it know this enclave's certificate (--allow-enclave)?"
     meanings = {
         "Connection refused": "nothing listens there. Start the worker, or correct the address",
         "CERTIFICATE_VERIFY_FAILED": f"it has another certificate than {fingerprint(certificate)}",
         "Hostname Verification": f"its certificate is not a worker's: it is not made out to {WORKER}",
         "WRONG_VERSION_NUMBER": "what listens there is no worker: it speaks no TLS. Correct the address",
         "resol": "no such host. Correct the address",
-        "handshake": f"TLS with it failed. Does it run another program than a worker? ({details})",
+        "timed out": "nobody answers there. Correct the address, or let the network through",
+        "No route": "no way leads there. Correct the address, or the network",
+        "unreachable": "no way leads there. Correct the address, or the network",
+        "handshake": "TLS with it failed. Does it run another program than a worker?",
+        "Socket closed": stranger,
+        "recvmsg": stranger,
+        "reset": stranger,
     }
-    for sign, words in meanings.items():
-        if sign in details:
-            return words
-    if any(sign in details for sign in ("Socket closed", "recvmsg", "reset")):
-        return f"it ended the connection. Does it know this enclave's certificate (--allow-enclave)? ({details})"
-    return details
+    return next((words for sign, words in meanings.items() if sign in details), details)

@@ -5,6 +5,7 @@ message when it is ready for it, so a busy worker holds up the enclave's sending
 
 Guarantees: only holders of the allowed certificates get a session. A stream that is malformed, or breaks, ends alone. A
     session holds at most one message that it is reading and one answer that is being sent, besides what it keeps.
+    Streams that are no session, however many one certificate opens, keep no other certificate out.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]  # imports no gRPC: that is for wire.tls to do
 
 from darknight.errors import DarKnightError, UsageError
 from darknight.wire import handshake
@@ -23,15 +29,19 @@ from darknight.wire.codec import BadFrame
 from darknight.wire.doors import Doorkeeper, Visit
 from darknight.wire.identity import Identity, fingerprint
 from darknight.wire.link import Seat
-from darknight.wire.mapped import Mapped
+from darknight.wire.mapped import BYTES, Mapped
 from darknight.wire.seat import GrpcSeat
 from darknight.wire.tls import METHOD, SERVER_OPTIONS, SERVICE, TLS13_ONLY, grpc, server_credentials
 
 _log = logging.getLogger("darknight.worker")
 
-_HELLO = 10.0  # seconds for an enclave to say hello
+_HELLO = 5.0  # seconds for an enclave to say hello
+_NEWCOMERS = 4  # streams of one certificate that are not sessions yet, or never will be
+_FAREWELL = 30.0  # seconds for an enclave to take what its session wrote last
 _DOOR = 10.0  # seconds for it to come to the shared-memory socket
-_SPARE_THREADS = 8  # for health checks, and for refusing streams in words
+_SPARE_STREAMS = 8  # that end while others begin
+_HEALTH = "grpc.health.v1.Health"
+_LONGEST_CHECK = 256  # bytes of a question about health
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,8 @@ class WorkerServer:
 
     allowed: the certificates (PEM) of the enclaves. about: operator, device and memory, for the welcome. open_session
     is called for each stream; a DarKnightError that it raises is passed on to the enclave, in its words.
-    shared_memory: a Unix socket for enclaves of this machine: a path, or "@name".
+    shared_memory: a Unix socket for enclaves of this machine: a path, or "@name". shared_bytes: how much of it one
+    session may have mapped.
     """
 
     def __init__(
@@ -72,6 +83,7 @@ class WorkerServer:
         about: Mapping[str, object],
         open_session: Callable[[Peer], Session],
         shared_memory: str | None = None,
+        shared_bytes: int = BYTES,
         streams: int = 64,
     ) -> None:
         if not TLS13_ONLY:
@@ -88,21 +100,29 @@ class WorkerServer:
         self._about = dict(about)
         self._open_session = open_session
         self._shared_memory = shared_memory
+        self._shared_bytes = shared_bytes
         self._streams = streams
         self._lock = threading.Condition()
         self._seats: set[GrpcSeat] = set()
+        self._newcomers: Counter[str] = Counter()  # by certificate
         self._stopping = False
         self._server: Any = None
-        self._health: Any = None
         self._keeper: Doorkeeper | None = None
 
     def start(self) -> str:
         """Begins to serve; returns the address with the true port. Raises UsageError if it cannot."""
-        most = self._streams + _SPARE_THREADS
+        most = self._streams + _NEWCOMERS * len(self._allowed) + _SPARE_STREAMS
         server = grpc.server(_Threads(), options=SERVER_OPTIONS, maximum_concurrent_rpcs=most)
         handler = grpc.stream_stream_rpc_method_handler(self._link)  # no serializers: bytes both ways
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        self._health = _Health(server)
+        # Health is ours: the stock service has a Watch that can be made to hang the server (gRPC answers UNIMPLEMENTED for
+        # it now), and reads a question before anybody is asked who they are. As a stream it is read when we are ready.
+        check = grpc.stream_unary_rpc_method_handler(self._check)
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),
+                grpc.method_handlers_generic_handler(_HEALTH, {"Check": check}),
+            )
+        )
         credentials = server_credentials(self._identity, list(self._allowed.values()))
         try:
             port = server.add_secure_port(self._listen, credentials)
@@ -110,13 +130,13 @@ class WorkerServer:
             port = 0
         if port == 0:
             raise UsageError(
-                f"cannot listen at {self._listen}: the port is taken, or the address is not this machine's."
+                f"cannot listen at {self._listen}: the port is taken, or the address is not this machine's. "
+                "Choose another --listen."
             )
         if self._shared_memory is not None:
             self._keeper = Doorkeeper(self._shared_memory)
         self._server = server
         server.start()
-        self._health.say(serving=True)
         return f"{self._listen.rpartition(':')[0]}:{port}"
 
     def stop(self, grace: float) -> None:
@@ -124,7 +144,6 @@ class WorkerServer:
         if self._server is None:
             return
         deadline = time.monotonic() + grace
-        self._health.say(serving=False)
         with self._lock:
             self._stopping = True
             for seat in self._seats:
@@ -137,28 +156,21 @@ class WorkerServer:
     # --- one stream -------------------------------------------------------------------------------------------------
     def _link(self, requests: Any, context: Any) -> Iterator[bytes]:
         peer = self._peer(context)
-        hello = self._hello(requests, context)
-        if isinstance(hello, str):
-            yield handshake.refusal(hello)
-            return
-        if self._stopping or len(self._seats) >= self._streams:
-            why = "it is stopping" if self._stopping else f"it serves {self._streams} enclaves already"
-            yield handshake.refusal(f"{why}. Try again later, or use another worker.")
-            return
-        try:
-            session = self._open_session(peer)
-        except DarKnightError as error:
-            yield handshake.refusal(str(error))
-            return
+        with self._newcomer(peer, context):
+            found = self._received(peer, requests, context)
+            if isinstance(found, str):
+                yield handshake.refusal(found)
+                return
+        hello, session = found
         token = handshake.new_token() if self._keeper is not None and hello.door is not None else None
         visit = None
         if self._keeper is not None and hello.door is not None and token is not None:
             visit = self._keeper.expect(hello.door, token)
-        seat = GrpcSeat(requests, session.admit, None if visit is None else lambda: _mapped(visit, session))
+        seat = GrpcSeat(requests, session.admit, None if visit is None else lambda: self._mapped(visit, session))
         with self._lock:
             self._seats.add(seat)
         thread = threading.Thread(
-            target=self._serve, args=(session, seat, visit), name="darknight-session", daemon=True
+            target=self._serve, args=(session, seat, visit, context), name="darknight-session", daemon=True
         )
         thread.start()
         if not context.add_callback(seat.end):
@@ -168,7 +180,7 @@ class WorkerServer:
         if seat.complaint:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, seat.complaint)
 
-    def _serve(self, session: Session, seat: GrpcSeat, visit: Visit | None) -> None:
+    def _serve(self, session: Session, seat: GrpcSeat, visit: Visit | None, context: Any) -> None:
         try:
             session.serve(seat)
         except Exception as error:  # one session's trouble is not the others'
@@ -181,6 +193,8 @@ class WorkerServer:
             with self._lock:
                 self._seats.discard(seat)
                 self._lock.notify_all()
+            if not self._stopping:  # else `stop` ends it
+                _cancel_after(_FAREWELL, context)  # an enclave that does not read would keep the stream for ever
 
     def _peer(self, context: Any) -> Peer:
         found = context.auth_context().get("x509_pem_cert", [])
@@ -189,22 +203,84 @@ class WorkerServer:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this certificate is not allowed (--allow-enclave)")
         return Peer(who, context.peer())
 
-    def _hello(self, requests: Any, context: Any) -> handshake.Hello | str:
-        """What the enclave says first, or why it is refused."""
-        timer = threading.Timer(_HELLO, context.cancel)
-        timer.daemon = True
-        timer.start()
+    @contextmanager
+    def _newcomer(self, peer: Peer, context: Any) -> Iterator[None]:
+        """While a stream is no session. One too many of a certificate ends at once, before anything of it is read."""
+        with self._lock:
+            crowded = self._newcomers[peer.fingerprint] >= _NEWCOMERS
+            self._newcomers[peer.fingerprint] += not crowded
+        if crowded:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_NEWCOMERS} streams of this enclave are waiting to be heard already. Try again in {_HELLO:g} s.",
+            )
         try:
-            return handshake.read_hello(next(requests))
-        except StopIteration:
+            yield
+        finally:
+            with self._lock:
+                self._newcomers[peer.fingerprint] -= 1
+
+    def _received(self, peer: Peer, requests: Any, context: Any) -> tuple[handshake.Hello, Session] | str:
+        """What the enclave says first, and its session; or why it is refused."""
+        first = _first(requests, context)
+        if first is None:
             return "an enclave that says nothing"
+        try:
+            hello = handshake.read_hello(first)
         except handshake.Mismatch as error:
             return str(error)
         except BadFrame as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        finally:
-            timer.cancel()
+        if self._stopping or len(self._seats) >= self._streams:
+            why = "it is stopping" if self._stopping else f"it serves {self._streams} enclaves already"
+            return f"{why}. Try again later, or use another worker."
+        try:
+            return hello, self._open_session(peer)
+        except DarKnightError as error:
+            return str(error)
+
+    def _mapped(self, visit: Visit, session: Session) -> Mapped:
+        try:
+            return Mapped(visit.wait(_DOOR), session.admit, self._shared_bytes)
+        except TimeoutError as error:
+            raise BadFrame(str(error)) from None
+
+    # --- health -----------------------------------------------------------------------------------------------------
+    def _check(self, requests: Any, context: Any) -> bytes:
+        """gRPC's standard question, for the whole server ("") and for our own service."""
+        with self._newcomer(self._peer(context), context):
+            question = _first(requests, context)
+        try:
+            if question is None or len(question) > _LONGEST_CHECK:
+                raise DecodeError
+            service = health_pb2.HealthCheckRequest.FromString(question).service
+        except DecodeError:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no question about a service's health")
+            raise
+        if service not in ("", SERVICE):
+            context.abort(grpc.StatusCode.NOT_FOUND, f'services here: "" and "{SERVICE}"')
+        status = health_pb2.HealthCheckResponse.NOT_SERVING if self._stopping else health_pb2.HealthCheckResponse.SERVING
+        answer: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+        return answer
+
+
+def _first(requests: Any, context: Any) -> bytes | None:
+    """The first frame of a stream; None if it ends without one. Who is silent for too long is cut off."""
+    timer = _cancel_after(_HELLO, context)
+    try:
+        return next(requests, None)
+    finally:
+        timer.cancel()
+
+
+def _cancel_after(seconds: float, context: Any) -> threading.Timer:
+    timer = threading.Timer(seconds, context.cancel)
+    timer.daemon = True
+    timer.start()
+    if not context.add_callback(timer.cancel):
+        timer.cancel()  # it is over already
+    return timer
 
 
 class _Threads(Executor):
@@ -221,27 +297,3 @@ class _Threads(Executor):
 
         threading.Thread(target=run, name="darknight-stream", daemon=True).start()
         return future
-
-
-def _mapped(visit: Visit, session: Session) -> Mapped:
-    try:
-        return Mapped(visit.wait(_DOOR), session.admit)
-    except TimeoutError as error:
-        raise BadFrame(str(error)) from None
-
-
-class _Health:
-    """gRPC's standard health service, for the server and for our own service."""
-
-    def __init__(self, server: Any) -> None:
-        # Here and not above: darknight.wire.tls must set gRPC's environment before anything imports gRPC.
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-
-        self._status = health_pb2.HealthCheckResponse
-        self._servicer = health.HealthServicer()
-        self.say(serving=False)
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    def say(self, *, serving: bool) -> None:
-        for service in ("", SERVICE):
-            self._servicer.set(service, self._status.SERVING if serving else self._status.NOT_SERVING)

@@ -10,8 +10,12 @@ other accounts can read it. An Identity shows its key in no repr and no pickle.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,6 +43,7 @@ CERTIFICATE_FILE = "certificate.pem"
 
 _YEARS = 30  # a pinned certificate is taken back by removing it from the fleet file, not by its date
 _LIMIT = 1 << 16
+_PATIENCE = 5.0  # seconds for another program to finish making its identity
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -78,14 +83,19 @@ class Identity(Secret):
 
     @classmethod
     def load_or_create(cls, folder: Path, name: str) -> Identity:
-        """What `folder` holds; made there first if there is nothing. Raises UsageError on anything in between."""
+        """What `folder` holds; made there first if there is nothing. Raises UsageError on anything in between.
+
+        Several programs may do so at once: one makes the identity, and the others wait for it.
+        """
         key_path, certificate_path = folder / KEY_FILE, folder / CERTIFICATE_FILE
         try:
-            there = [path for path in (key_path, certificate_path) if path.exists() or path.is_symlink()]
-            if not there:
-                return _create(folder, name)
-            if len(there) == 2:
-                return _load(key_path, certificate_path)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _alone(folder):
+                there = [path for path in (key_path, certificate_path) if path.exists() or path.is_symlink()]
+                if not there:
+                    return _create(folder, name)
+                if len(there) == 2:
+                    return _load(key_path, certificate_path)
         except OSError as error:
             raise UsageError(
                 f"the identity in {folder} cannot be read or made: {error.strerror}. Check the folder."
@@ -97,10 +107,37 @@ class Identity(Secret):
         )
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One program at a time, where the file system has locks; the kernel releases the lock of one that dies."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # a folder that may be searched but not listed; files are still created with O_EXCL
+        yield
+        return
+    try:
+        deadline = time.monotonic() + _PATIENCE
+        while not lock_alone(descriptor) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_alone(descriptor: int) -> bool:
+    """False if another program holds the lock of this file. It goes with the descriptor, and with the process."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nobody can hold one
+        pass
+    return True
+
+
 def _create(folder: Path, name: str) -> Identity:
     """Both files, or neither. O_EXCL: what appeared meanwhile is another program's, and stays."""
     identity = Identity.create(name)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made: list[Path] = []
     try:
         for path, content, mode in (

@@ -87,6 +87,14 @@ class Lending:
         with self._lock:
             self._tasks[ticket] = loan
 
+    def withdrawn(self, ticket: int, loan: Loan, oldest: int) -> None:
+        """The task was not sent, and will not be: the worker never knew of these blocks."""
+        with self._lock:
+            self._tasks.pop(ticket, None)
+            for block in (loan.share, *loan.answers.values()):
+                self._memory.free(block)
+            self._settle(oldest)
+
     def forgets(self, ticket: int, message: Forget, oldest: int) -> None:
         """The message is on its way; `oldest`: the ticket of the oldest task without an answer."""
         forgotten = _Forgotten(ticket, message)

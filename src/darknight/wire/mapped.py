@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from darknight.errors import OpError
 from darknight.wire.fields import BadFrame
@@ -31,19 +32,23 @@ class Mapped:
     """What one enclave has handed over. Every method may be called from any thread.
 
     `admit` is asked, with a number of bytes, before a tensor is given out for reading; it raises OpError if there is no
-    room. The memory itself is the enclave's: what counts is how much of it the worker holds.
+    room. The memory itself is the enclave's: what counts is how much of it the worker holds. But a page that the enclave
+    never wrote is made when the worker reads it, and is the worker's then; so `most` bounds the sizes of all segments.
+    One that does not fit is not mapped, and messages that need it are refused with OpError.
 
     Guarantees: a tensor lies inside a segment whose size is sealed, so that no access to it can end in SIGBUS; one for
     writing is never in a segment of weights. Tensors stay valid after `close`, until the last of them is dropped.
     Assumes: nothing of the enclave but that it does not change a share before the answer; its own results depend on it.
     """
 
-    def __init__(self, door: socket.socket, admit: Callable[[int], None]) -> None:
+    def __init__(self, door: socket.socket, admit: Callable[[int], None], most: int = BYTES) -> None:
         self._door = door
         self._door.setblocking(False)
         self._admit = admit
+        self._most = min(most, BYTES)
         self._lock = threading.Lock()
-        self._segments: dict[int, tuple[Kind, Tensor]] = {}
+        self._segments: dict[int, tuple[Kind, Tensor | None]] = {}  # None: one that does not fit
+        self._lingering: list[tuple[int, StorageWeakRef]] = []  # given back, while tensors in them are still kept
         self._gone: deque[int] = deque(maxlen=SEGMENTS)
         self._closed = False
 
@@ -57,6 +62,14 @@ class Mapped:
         nbytes = prod(shape) * dtype.itemsize
         with self._lock:
             kind, content = self._segment(number)
+        if content is None:
+            if not writable:
+                self._admit(nbytes)  # too large for any segment: then that is the reason to name
+            raise OpError(
+                f"no room: this worker maps {self._most >> 20} MiB of an enclave's shared memory at once, and the segment "
+                "of this message does not fit. Use smaller batches, or ask the worker's operator for a larger "
+                "--memory-limit or fewer --enclaves."
+            )
         if offset % ALIGNMENT or not 0 <= offset <= len(content) - nbytes:
             raise BadPlace(f"{nbytes} bytes at a place that is not aligned or not inside its segment")
         if writable and kind is Kind.WEIGHTS:
@@ -72,7 +85,7 @@ class Mapped:
             self._segments.clear()
             self._door.close()
 
-    def _segment(self, number: int) -> tuple[Kind, Tensor]:
+    def _segment(self, number: int) -> tuple[Kind, Tensor | None]:
         deadline = time.monotonic() + PATIENCE
         while not self._closed:
             while self._read_note():
@@ -115,8 +128,8 @@ class Mapped:
         if state & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(packet) != NOTE.size:
             raise BadPlace("a packet of another form than the protocol's, or no descriptor is left for it (ulimit -n)")
         code, number, size = NOTE.unpack(packet)
-        if code == Kind.GONE and not descriptors and self._segments.pop(number, None) is not None:
-            self._gone.append(number)
+        if code == Kind.GONE and not descriptors and number in self._segments:
+            self._remove(number)
         elif code in (Kind.PRIVATE, Kind.WEIGHTS) and len(descriptors) == 1 and number not in self._segments:
             self._add(Kind(code), number, size, descriptors[0])
         else:
@@ -125,9 +138,20 @@ class Mapped:
     def _add(self, kind: Kind, number: int, size: int, descriptor: int) -> None:
         if len(self._segments) >= SEGMENTS:
             raise BadPlace(f"more than {SEGMENTS} segments of shared memory at once")
-        if not 0 < size <= BYTES - sum(len(content) for _, content in self._segments.values()):
-            raise BadPlace(f"an empty segment, or more than {BYTES} bytes of shared memory in all")
+        if not 0 < size <= BYTES:
+            raise BadPlace(f"an empty segment, or one of more than {BYTES} bytes")
+        self._lingering = [(nbytes, memory) for nbytes, memory in self._lingering if not memory.expired()]
+        taken = sum(len(content) for _, content in self._segments.values() if content is not None)
+        if size > self._most - taken - sum(nbytes for nbytes, _ in self._lingering):
+            self._segments[number] = kind, None
+            return
         try:
             self._segments[number] = kind, open_segment(descriptor, size, kind)
         except Unmappable as error:
             raise BadPlace(f"a segment that cannot be mapped: {error}") from None
+
+    def _remove(self, number: int) -> None:
+        _, content = self._segments.pop(number)
+        self._gone.append(number)
+        if content is not None:
+            self._lingering.append((len(content), StorageWeakRef(content.untyped_storage())))

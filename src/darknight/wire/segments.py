@@ -74,10 +74,13 @@ def open_segment(descriptor: int, size: int, kind: Kind) -> Tensor:
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         true_size = os.fstat(descriptor).st_size
+        page = os.fstatvfs(descriptor).f_bsize
     except OSError as error:
         raise Unmappable(f"this is not a sealed segment: {error.strerror}") from None
     if seals & _SIZE_SEALS != _SIZE_SEALS:
         raise Unmappable("its size is not sealed, so it could be cut off while it is being read")
+    if page != PAGE:  # hugetlbfs: a page that the system has none left for is SIGBUS, whatever the size is
+        raise Unmappable(f"it is made of pages of {page} bytes, and ordinary ones have {PAGE}")
     if kind is not Kind.WEIGHTS and seals & (fcntl.F_SEAL_WRITE | SEAL_FUTURE_WRITE):
         raise Unmappable("it is sealed against writing, and answers must be written")
     if true_size != size:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import UsageError
-from darknight.ops import BilinearOp
-from darknight.ops import field as field_ops
-from darknight.ops import real as real_ops
+from darknight.ops import BilinearOp, either
 from darknight.types import Weights
 
 
@@ -54,39 +52,19 @@ class LocalEngine:
         return tensor.to(self.device)
 
     def forward(self, weights: Weights, op: BilinearOp, x: Tensor) -> Tensor:
-        return forward(op, x, weights.tensor, weights.prime).cpu()
+        return either.forward(op, x, weights.tensor, weights.prime).cpu()
 
     def grad_input(self, weights: Weights, op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...]) -> Tensor:
-        return grad_input(op, delta, weights.tensor, x_shape, weights.prime).cpu()
+        return either.grad_input(op, delta, weights.tensor, x_shape, weights.prime).cpu()
 
     def grad_weight(self, weights: Weights, op: BilinearOp, x: Tensor, delta: Tensor) -> Tensor:
-        return grad_weight(op, x, delta, tuple(weights.tensor.shape), weights.prime).cpu()
+        return either.grad_weight(op, x, delta, tuple(weights.tensor.shape), weights.prime).cpu()
 
     def forget(self, weights: Weights) -> None:
         """Nothing is kept beside the weights themselves."""
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-# --- one arithmetic or the other: prime is None for floats -----------------------------------------------------------
-def forward(op: BilinearOp, x: Tensor, w: Tensor, prime: int | None) -> Tensor:
-    """y = <w, x>, with the first axis of x left as it is."""
-    return real_ops.forward(op, x, w) if prime is None else field_ops.forward(op, x, w, prime)
-
-
-def grad_input(op: BilinearOp, delta: Tensor, w: Tensor, x_shape: tuple[int, ...], prime: int | None) -> Tensor:
-    """gx = <w, delta>^T, with the first axis of delta left as it is."""
-    if prime is None:
-        return real_ops.grad_input(op, delta, w, x_shape)
-    return field_ops.grad_input(op, delta, w, x_shape, prime)
-
-
-def grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: tuple[int, ...], prime: int | None) -> Tensor:
-    """gw = <delta, x>, summed over the first axis."""
-    if prime is None:
-        return real_ops.grad_weight(op, x, delta, w_shape)
-    return field_ops.grad_weight(op, x, delta, w_shape, prime)
 
 
 def device_named(text: str) -> torch.device:

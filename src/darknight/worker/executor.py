@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops import BilinearOp, from_spec
-from darknight.ops import field as field_ops
-from darknight.ops import real as real_ops
+from darknight.ops import BilinearOp, either, from_spec
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Pass, TooLarge, Weights
 from darknight.worker.budget import Budget
 from darknight.worker.engine import Engine, LocalEngine
@@ -154,7 +152,7 @@ class Executor:
 
     def _backward(self, task: BackwardTask, share: Tensor, kept: _Kept) -> dict[Pass, Tensor]:
         if task.row is not None:
-            share = _combined(task.row, share, kept.weights.prime)
+            share = either.combine_clear(task.row, share, kept.weights.prime)
         results = {}
         if Pass.GRAD_INPUT in task.passes:
             results[Pass.GRAD_INPUT] = self._engine.grad_input(kept.weights, kept.op, share, task.x_shape)
@@ -177,9 +175,3 @@ class Executor:
         if key in self._reasons:
             raise OpError(f"layer {task.layer}: weights of version {task.version} were refused: {self._reasons[key]}")
         raise OpError(f"layer {task.layer}: weights of version {task.version} never arrived.")
-
-
-def _combined(row: tuple[float, ...], deltas: Tensor, prime: int | None) -> Tensor:
-    if prime is None:
-        return real_ops.combine_clear(row, deltas)
-    return field_ops.combine_clear([int(value) for value in row], deltas, prime)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import OpError, UsageError
-from darknight.ops import BilinearOp
-from darknight.worker import engine as local
+from darknight.ops import BilinearOp, either
 
 Array = npt.NDArray[Any]
 
@@ -117,12 +116,12 @@ class Actor:
         return None
 
     def forward(self, op: BilinearOp, x: Array, w: Array, prime: int | None) -> tuple[Array, None]:
-        return self._back(local.forward(op, self._on(x), self._on(w), prime)), None
+        return self._back(either.forward(op, self._on(x), self._on(w), prime)), None
 
     def grad_input(
         self, op: BilinearOp, delta: Array, w: Array, x_shape: tuple[int, ...], prime: int | None
     ) -> tuple[Array, None]:
-        return self._back(local.grad_input(op, self._on(delta), self._on(w), x_shape, prime)), None
+        return self._back(either.grad_input(op, self._on(delta), self._on(w), x_shape, prime)), None
 
     def grad_weight(
         self, op: BilinearOp, x: Array, delta: Array, w_shape: tuple[int, ...], prime: int | None
@@ -131,7 +130,7 @@ class Actor:
         left, right = self._on(x), self._on(delta)
         if prime is None:
             left, right = left.to(torch.float64), right.to(torch.float64)
-        return self._back(local.grad_weight(op, left, right, w_shape, prime)), None
+        return self._back(either.grad_weight(op, left, right, w_shape, prime)), None
 
     def add(self, left: Array, right: Array, prime: int | None) -> tuple[Array, None]:
         if prime is None:
