@@ -260,7 +260,9 @@ class WorkerServer:
             raise
         if service not in ("", SERVICE):
             context.abort(grpc.StatusCode.NOT_FOUND, f'services here: "" and "{SERVICE}"')
-        status = health_pb2.HealthCheckResponse.NOT_SERVING if self._stopping else health_pb2.HealthCheckResponse.SERVING
+        status = (
+            health_pb2.HealthCheckResponse.NOT_SERVING if self._stopping else health_pb2.HealthCheckResponse.SERVING
+        )
         answer: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
         return answer
 

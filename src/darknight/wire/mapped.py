@@ -136,11 +136,11 @@ class Mapped:
             raise BadPlace("a packet about a segment that is unknown, known already, or without its descriptor")
 
     def _add(self, kind: Kind, number: int, size: int, descriptor: int) -> None:
-        if len(self._segments) >= SEGMENTS:
+        self._lingering = [(nbytes, memory) for nbytes, memory in self._lingering if not memory.expired()]
+        if len(self._segments) + len(self._lingering) >= SEGMENTS:
             raise BadPlace(f"more than {SEGMENTS} segments of shared memory at once")
         if not 0 < size <= BYTES:
             raise BadPlace(f"an empty segment, or one of more than {BYTES} bytes")
-        self._lingering = [(nbytes, memory) for nbytes, memory in self._lingering if not memory.expired()]
         taken = sum(len(content) for _, content in self._segments.values() if content is not None)
         if size > self._most - taken - sum(nbytes for nbytes, _ in self._lingering):
             self._segments[number] = kind, None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +57,12 @@ def wall_off(limit: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
+def open_more_files() -> None:
+    """As many descriptors as the system grants: each connection takes one, also a stranger's until it is cut off."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Ceiling:
     """Keeps what malloc holds back for later from adding up to what is in use.
 
@@ -63,19 +71,28 @@ class Ceiling:
     """
 
     def __init__(self, limit: int) -> None:
-        self._top = resident() + limit
+        # Opened once: there may be no descriptor left when it is needed. Here and not at the top of the module: what is
+        # opened before a fork is about the parent.
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._statm)
+        self._top = resident(self._statm) + limit
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 
     def make_room(self, nbytes: int) -> None:
         """Called before `nbytes` are allocated."""
-        if self._trim is not None and resident() + nbytes > self._top:
+        if self._trim is None:
+            return
+        try:
+            near = resident(self._statm) + nbytes > self._top
+        except OSError:  # it is about speed and neatness; no task fails for it
+            return
+        if near:
             self._trim(0)
 
 
-def resident() -> int:
-    """Bytes of memory that are this process's own; not what it shares with others."""
-    with open("/proc/self/statm", "rb") as file:  # asked before every task; it is the quickest to read
-        _, pages, shared, *_ = file.read().split()
+def resident(statm: int) -> int:
+    """Bytes of memory that are this process's own; not what it shares with others. statm: the file of that name."""
+    _, pages, shared, *_ = os.pread(statm, 256, 0).split()  # asked before every task; it is the quickest to read
     return (int(pages) - int(shared)) * resource.getpagesize()
 
 

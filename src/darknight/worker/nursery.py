@@ -37,7 +37,7 @@ from darknight.wire.identity import WORKER, Identity
 from darknight.wire.recording import RecordingSeat
 from darknight.worker.engine import LocalEngine
 from darknight.worker.logs import set_up_logs
-from darknight.worker.machine import available_memory, wall_off
+from darknight.worker.machine import available_memory, open_more_files, wall_off
 from darknight.worker.station import Settings, Station
 
 _LONGEST_LINE = 1 << 20
@@ -73,6 +73,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the workers follow: see _child
     os.nice(_POLITE)
     set_up_logs("warning", "text")
+    open_more_files()
     lines = _Lines(sys.stdin.fileno())
     try:
         first = None

@@ -54,6 +54,18 @@ class Options:
     log_format: str
 
 
+@dataclass(frozen=True)
+class _Variable:
+    """A value from the environment. argparse would blame the flag for it, so it is read after argparse is done."""
+
+    name: str
+    text: str
+    kind: Callable[[str], Any]
+
+    def __str__(self) -> str:  # in --help
+        return self.text
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{PROGRAM}: error: {message}\n")
@@ -71,9 +83,9 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
 
     def flag(name: str, kind: Callable[[str], Any], default: str | None, help_text: str, metavar: str) -> None:
         variable = _VARIABLE + name.removeprefix("--").replace("-", "_").upper()
-        parser.add_argument(
-            name, type=kind, default=environment.get(variable, default), help=help_text, metavar=metavar
-        )
+        given = environment.get(variable)
+        value = default if given is None else _Variable(variable, given, kind)
+        parser.add_argument(name, type=kind, default=value, help=help_text, metavar=metavar)
 
     flag("--listen", _address, "127.0.0.1:7001", "where to listen; port 0 takes any (default %(default)s)", "HOST:PORT")
     flag("--device", str, "cpu", "cpu, or cuda:N (default cpu)", "DEVICE")
@@ -100,6 +112,12 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
 
     found = vars(parser.parse_args(argv))
+    for name, value in found.items():
+        if isinstance(value, _Variable):
+            try:
+                found[name] = value.kind(value.text)
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"variable {value.name}: {error}")
     if found["allow_enclave"] is None:
         listed = environment.get(_VARIABLE + "ALLOW_ENCLAVE", "")
         found["allow_enclave"] = [Path(part) for part in listed.split(os.pathsep) if part]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -16,18 +18,20 @@ import torch
 
 from darknight import __version__
 from darknight.errors import DarKnightError, FleetError, UsageError
-from darknight.wire.identity import CERTIFICATE_FILE, WORKER, Identity, read_certificate
+from darknight.wire.identity import CERTIFICATE_FILE, KEY_FILE, WORKER, Identity, lock_alone, read_certificate
 from darknight.worker.budget import size_in_words
 from darknight.worker.engine import Engine, LocalEngine, device_named
 from darknight.worker.logs import set_up_logs
-from darknight.worker.machine import available_memory, wall_off
+from darknight.worker.machine import available_memory, open_more_files, wall_off
 from darknight.worker.options import PROGRAM, Options, read_options
 from darknight.worker.ray_engine import RayEngine
 from darknight.worker.station import Settings, Station
 
+_log = logging.getLogger("darknight.worker")
+
 STOPPED, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-_PLACES = 4  # unless more certificates are allowed
+_PLACES = 4  # or so: the same number for each certificate
 _LEAST_STORE = 128 << 20  # bytes that Ray wants for its objects at least
 
 
@@ -38,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as end:  # argparse: --help, --version, or a mistake that it has explained
         return end.code if isinstance(end.code, int) else USAGE
     set_up_logs(options.log_level, options.log_format)
+    open_more_files()
     try:
         with _Signals() as signals:
             return _run(options, signals)
@@ -58,7 +63,27 @@ def _run(options: Options, signals: _Signals) -> int:
     device = device_named(options.device)
     allowed = _certificates(options.allow_enclave)
     identity = Identity.load_or_create(options.state, WORKER)
-    limit = options.memory_limit or available_memory() // 2
+    with _key_in_use(options.state):
+        return _work(options, signals, device, allowed, identity)
+
+
+@contextlib.contextmanager
+def _key_in_use(state: Path) -> Iterator[None]:
+    """One key is one worker. The lock is on the key's file, and the kernel releases it however this process ends."""
+    descriptor = os.open(state / KEY_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not lock_alone(descriptor):
+            raise FleetError(
+                f"another worker runs with --state {state}, and a key belongs to one worker. Give this one a folder of "
+                "its own with --state, or stop the other one."
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _work(options: Options, signals: _Signals, device: torch.device, allowed: list[bytes], identity: Identity) -> int:
+    limit = _memory_limit(options)
     engine = _engine(options, device, limit)
     settings = Settings(
         listen=options.listen,
@@ -66,7 +91,7 @@ def _run(options: Options, signals: _Signals) -> int:
         device=str(device) if options.engine == "local" else "ray",
         limit=limit,
         allowed=allowed,
-        places=options.enclaves or max(_PLACES, len(allowed)),
+        places=options.enclaves or max(1, _PLACES // len(allowed)) * len(allowed),
         shared_memory=_absolute(options.shared_memory),
         metrics=options.metrics,
     )
@@ -77,7 +102,7 @@ def _run(options: Options, signals: _Signals) -> int:
         address = station.start()
     except UsageError as error:  # right in itself, but the port is taken
         raise FleetError(str(error)) from None
-    _announce(options, settings, identity, address, station.metrics_address)
+    _announce(options, settings, identity, engine, address, station.metrics_address)
     number = signals.wait()
     code = INTERRUPTED if number == signal.SIGINT else STOPPED
     if station.stop(options.grace):  # Python would wait for no such thread, and abort because it still computes
@@ -85,6 +110,14 @@ def _run(options: Options, signals: _Signals) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _memory_limit(options: Options) -> int:
+    there = available_memory()
+    if options.memory_limit is not None and options.memory_limit > there:
+        fields = {"memory_limit": options.memory_limit, "available": there}
+        _log.warning("--memory-limit is more than this machine or its control group has", extra={"fields": fields})
+    return options.memory_limit or there // 2
 
 
 def _certificates(paths: tuple[Path, ...]) -> list[bytes]:
@@ -108,13 +141,17 @@ def _engine(options: Options, device: torch.device, limit: int) -> Engine:
     return LocalEngine(device, options.threads)
 
 
-def _announce(options: Options, settings: Settings, identity: Identity, address: str, metrics: str | None) -> None:
+def _announce(
+    options: Options, settings: Settings, identity: Identity, engine: Engine, address: str, metrics: str | None
+) -> None:
     """What the operator needs to know, and to send, on stdout."""
-    places = f"{settings.places} enclave{'s' if settings.places > 1 else ''} at once"
+    places = f"{_counted(settings.places, 'enclave')} at once"
+    threads = _counted(torch.get_num_threads(), "thread")
+    hands = _counted(engine.actors, "actor") if isinstance(engine, RayEngine) else threads
     rows = [
         ("listening", address),
         ("operator", settings.operator),
-        ("computing", f"{settings.device}, {torch.get_num_threads()} threads"),
+        ("computing", f"{settings.device}, {hands}"),
         ("memory", f"{size_in_words(settings.limit)} for {places}"),
         ("certificate", str((options.state / CERTIFICATE_FILE).absolute())),
         ("fingerprint", identity.fingerprint),
@@ -138,6 +175,10 @@ def _announce(options: Options, settings: Settings, identity: Identity, address:
     ]
     with contextlib.suppress(OSError):  # nobody has to read it
         print("\n".join(lines), flush=True)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _reachable(address: str) -> str:

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from math import ceil
 
 from darknight.errors import FleetError
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Refusal, TooLarge
@@ -23,6 +22,7 @@ from darknight.worker.turns import Turns
 _log = logging.getLogger("darknight.worker")
 
 _MOST_LINES = 20  # of refusals in the log of one session; its end says how many there were
+_QUIET = 10.0  # seconds between two lines about sessions that were refused to one certificate
 
 
 class Sessions:
@@ -47,7 +47,7 @@ class Sessions:
         self._engine = engine
         self._share = limit // places
         self._places = places
-        self._per_certificate = ceil(places / max(1, certificates))
+        self._per_certificate = max(1, places // max(1, certificates))
         self._metrics = metrics
         self._patience = patience
         self._recording = recording
@@ -56,6 +56,7 @@ class Sessions:
         self._changed = threading.Condition()
         self._open: list[WorkerSession] = []
         self._waiting: set[str] = set()
+        self._complained: dict[str, tuple[float, int]] = {}  # certificate -> last line about it, refusals since
         metrics.limit.set(limit)
         metrics.held.set_function(lambda: sum(session.budget.held for session in list(self._open)))
         metrics.sessions.set_function(lambda: len(self._open))
@@ -69,10 +70,7 @@ class Sessions:
                 self._waiting.remove(peer.fingerprint)
             if obstacle := self._obstacle(peer):
                 self._metrics.turned_away.inc()
-                _log.warning(
-                    "session refused",
-                    extra={"fields": {"peer": peer.fingerprint, "address": peer.address, "reason": obstacle}},
-                )
+                self._complain(peer, obstacle)
                 raise FleetError(obstacle)
             session = WorkerSession(
                 peer,
@@ -101,6 +99,17 @@ class Sessions:
         if len(self._open) >= self._places:
             return f"this worker already serves {len(self._open)} enclaves. Ask its operator for a larger --enclaves."
         return ""
+
+    def _complain(self, peer: Peer, reason: str) -> None:
+        """In the log; who tries again a thousand times gets a line now and then, which says how many there were."""
+        now = time.monotonic()
+        last, unsaid = self._complained.get(peer.fingerprint, (-_QUIET, 0))
+        if now - last < _QUIET:
+            self._complained[peer.fingerprint] = last, unsaid + 1
+            return
+        self._complained[peer.fingerprint] = now, 0
+        fields = {"peer": peer.fingerprint, "address": peer.address, "reason": reason, "more_before": unsaid}
+        _log.warning("session refused", extra={"fields": fields})
 
     def _close(self, session: WorkerSession) -> bool:
         with self._changed:

@@ -11,11 +11,17 @@ from darknight.errors import FleetError
 from darknight.wire import Seat
 from darknight.wire.grpc_seat import WorkerServer
 from darknight.wire.identity import Identity
+from darknight.wire.segments import SEGMENT
 from darknight.worker.engine import Engine
 from darknight.worker.metrics import Metrics, MetricsServer
 from darknight.worker.session import Sessions
 
 _log = logging.getLogger("darknight.worker")
+
+
+# Of shared memory, beyond a place's part of the limit: segments are partly empty, and one of each kind is the least.
+_HOLES = 4  # a part of the part
+_SEGMENTS_ASIDE = 4 * SEGMENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,7 @@ class Station:
         self._engine = engine
         self._healthy = False
         metrics = Metrics()
+        share = settings.limit // settings.places
         self._sessions = Sessions(
             engine=engine,
             limit=settings.limit,
@@ -62,13 +69,10 @@ class Station:
             listen=settings.listen,
             identity=identity,
             allowed=settings.allowed,
-            about={
-                "operator": settings.operator,
-                "device": settings.device,
-                "memory": settings.limit // settings.places,
-            },
+            about={"operator": settings.operator, "device": settings.device, "memory": share},
             open_session=self._sessions.open,
             shared_memory=settings.shared_memory,
+            shared_bytes=share + share // _HOLES + _SEGMENTS_ASIDE,
         )
         self._numbers: MetricsServer | None = None
         self._metrics = metrics

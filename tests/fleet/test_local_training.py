@@ -1,0 +1,175 @@
+"""Training through worker processes of this machine: what is written, what is forgotten, what a lost worker costs."""
+
+import itertools
+import os
+import random
+import signal
+import statistics
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import darknight as dk
+from darknight.wire import shared_memory
+from darknight.wire.segments import Kind
+from fleet.workers import alive, eventually
+from runtime.scripts import batch, network
+
+SCHEME = dk.Scheme(inputs=2, colluders=1)
+
+
+def steps(model, count, before=lambda step: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(count):
+        before(step)
+        x, target = batch(6, seed=step)
+        x.requires_grad_()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with dk.local_fleet(SCHEME, record=True) as fleet:
+        yield fleet
+
+
+def test_weights_are_written_once_a_step_for_all_workers(fleet, monkeypatch):
+    held, written, write, hold = [], [], shared_memory.write, shared_memory.Host.hold
+
+    def counted_hold(host, message):
+        held.append((message.layer, message.version))
+        return hold(host, message)
+
+    def counted_write(segment, block, tensor):
+        if segment.kind is Kind.WEIGHTS:
+            written.append(block)
+        write(segment, block, tensor)
+
+    monkeypatch.setattr(shared_memory.Host, "hold", counted_hold)
+    monkeypatch.setattr(shared_memory, "write", counted_write)
+    with dk.Runtime(SCHEME, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        steps(model, 3)
+    layers = 3
+    assert len(set(held)) == 3 * layers
+    assert len(held) == 3 * layers * SCHEME.workers  # every worker has them,
+    assert len(written) == 3 * layers  # and shares the one copy
+
+
+def test_a_worker_has_forgotten_the_shares_when_the_step_is_over(fleet):
+    """Nothing else is asked of it: the fleet tells it by itself."""
+    with dk.Runtime(SCHEME, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        told, post = [], fleet.post
+
+        def watched(worker, message):
+            if worker == 0:
+                told.extend(getattr(message, "calls", ()))
+            post(worker, message)
+
+        fleet.post = watched
+        try:
+            steps(model, 1)
+            calls = {record.call for record in fleet.transcript(0) if record.kind == "forward.share"}
+            assert eventually(lambda: len(told) == 3, 5)
+        finally:
+            del fleet.post
+    assert set(told) <= calls
+
+
+def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed(full, capsys):
+    """The soak of test_soak.py, over shared memory."""
+    count = 100 if full else 8
+    chance = random.Random(3)
+    mappings = "/proc/self/maps"
+    before = Path(mappings).read_text().count("memfd:")
+    with dk.local_fleet(SCHEME, workers=5) as fleet:
+        pids = set(fleet.processes.values())
+
+        def disturb(step):
+            if step % 3 == 1:
+                victim = chance.choice(sorted(fleet.processes))
+                if chance.random() < 0.5 or step == 1:
+                    os.kill(fleet.processes[victim], signal.SIGKILL)
+                fleet.restart(victim)
+            pids.update(fleet.processes.values())
+
+        with dk.Runtime(SCHEME, fleet, seed=2) as runtime:
+            model = network()
+            dk.protect_(model, runtime)
+            found = steps(model, count, disturb)
+            dk.unprotect_(model)
+        assert eventually(lambda: all(fleet.ready(worker) for worker in range(5)), 60)
+        lent = Path(mappings).read_text().count("memfd:")
+        pids.update(fleet.processes.values())
+    assert eventually(lambda: not any(alive(pid) for pid in pids))
+    assert Path(mappings).read_text().count("memfd:") == before
+    assert lent < 40  # no segment for every worker that ever was
+    assert len(pids) > 5
+    with dk.Runtime(SCHEME, None, seed=2) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        assert torch.equal(found, steps(model, count))
+    with capsys.disabled():
+        print(
+            f"\n{count} steps over shared memory, {len(pids) - 5} workers replaced, {lent - before} segments at the end"
+        )
+
+
+def test_a_worker_that_is_late_again_and_again_rests_longer(fleet):
+    line, rests = fleet._lines[0], []
+    for _ in range(4):
+        owed = Future()
+        line.late(owed)
+        assert not fleet.ready(0)
+        owed.set_result(None)
+        rests.append(line._ready_at - time.monotonic())
+        assert not fleet.ready(0)
+        assert eventually(lambda: fleet.ready(0), 5)
+    assert all(later > 1.5 * sooner for sooner, later in itertools.pairwise(rests))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("worker", [0, 4, 5], ids=["data worker", "carrier of s", "carrier of r"])
+def test_one_stopped_worker_costs_at_most_a_third(worker, capsys):
+    """Of the step time, after the one deadline in which it is noticed. Best of three, on a machine with other work."""
+    scheme = dk.Scheme(inputs=4, colluders=1)
+    images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)
+    )
+    model(images)
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        dk.protect_(model, runtime)
+
+        def step():
+            begun = time.perf_counter()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            return time.perf_counter() - begun
+
+        def median():
+            return statistics.median(step() for _ in range(9))
+
+        median()
+        ratios = []
+        for _ in range(3):
+            usual = median()
+            os.kill(fleet.processes[worker], signal.SIGSTOP)
+            try:
+                step()
+                ratios.append(median() / usual)
+            finally:
+                os.kill(fleet.processes[worker], signal.SIGCONT)
+            assert eventually(lambda: fleet.ready(worker), 30)
+    with capsys.disabled():
+        print(f"\nworker {worker} stopped: {', '.join(f'{ratio:.2f}x' for ratio in ratios)} of the step time")
+    assert min(ratios) <= 1.3
