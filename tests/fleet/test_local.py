@@ -15,10 +15,11 @@ from torch import nn
 
 from darknight.coding.scheme import Scheme
 from darknight.errors import FleetError, UsageError
-from darknight.fleet import local_fleet, nursery
+from darknight.fleet import local, local_fleet, nursery
 from darknight.fleet.nursery import Berth, Nursery
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
+from darknight.wire import LinkClosed
 from darknight.wire.identity import ENCLAVE, Identity
 from fleet.workers import alive, eventually
 
@@ -120,7 +121,8 @@ def test_a_worker_gets_nothing_of_the_environment_that_could_be_secret(fleet):
         assert b"very-secret" not in given
         assert b"MKL_NUM_THREADS=1" in given
         held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
-        assert not [name for name in held if name.startswith("/") and not name.startswith(("/dev/", "/memfd:"))]
+        known = "/dev/", "/memfd:", f"/proc/{pid}/"  # the last: it looks how much memory it has
+        assert not [name for name in held if name.startswith("/") and not name.startswith(known)]
 
 
 def test_a_fleet_that_is_dropped_takes_its_workers_along():
@@ -136,6 +138,32 @@ def test_a_fleet_that_is_dropped_takes_its_workers_along():
 def test_too_few_workers_are_refused(workers):
     with pytest.raises(UsageError, match="this scheme needs 3"):
         local_fleet(SCHEME, workers=workers)
+
+
+def test_settings_that_are_refused_leave_no_process(monkeypatch):
+    started = []
+
+    class Watched(Nursery):
+        def wait(self):
+            super().wait()
+            started.extend([self.pid, *self.processes.values()])
+
+    monkeypatch.setattr(local, "Nursery", Watched)
+    with pytest.raises(UsageError, match="patience"):
+        local_fleet(SCHEME, patience=-1, record=True)
+    assert eventually(lambda: not any(alive(pid) for pid in started))
+
+
+def test_a_nursery_that_was_killed_has_no_workers():
+    with local_fleet(SCHEME) as fleet:
+        pids = list(fleet.processes.values())
+        os.kill(fleet._nursery.pid, signal.SIGKILL)
+        assert eventually(lambda: fleet.processes == {})
+        assert eventually(lambda: not any(alive(pid) for pid in pids))
+        with pytest.raises(FleetError, match="were stopped"):
+            fleet.restart(0)
+        with pytest.raises(LinkClosed, match="were stopped"):  # at once, and not when nobody answers there
+            fleet._nursery.report(0, 10)
 
 
 def test_what_is_no_scheme_is_refused():
@@ -272,7 +300,8 @@ def test_nothing_is_left_however_the_process_ends(full):
         assert len(left) == 4 * len(endings)
         assert eventually(lambda: not any(alive(pid) for pid in left), 10)
         assert alive(started["fork"]["copy"])
-        assert set(os.listdir("/dev/shm")) <= before
+        ours = ["darknight", *(str(pid) for words in started.values() for pid in (words["pid"], *words["workers"]))]
+        assert not [name for name in set(os.listdir("/dev/shm")) - before if any(part in name for part in ours)]
     finally:
         process.kill()
         process.wait()

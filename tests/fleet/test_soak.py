@@ -84,7 +84,8 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
         while stopped and stopped[0][0] <= step:
             stopped.pop(0)[1].go_on()
         if step % 4 == 2:
-            victim = chance.choice(operators)
+            assert eventually(lambda: sum(map(fleet.ready, range(WORKERS))) >= 4, 60)  # there is somebody to disturb
+            victim = operators[chance.choice([worker for worker in range(WORKERS) if fleet.ready(worker)])]
             how = chance.choice(["kill", "stop"]) if len(done) > 1 else ["kill", "stop"][len(done)]
             if how == "kill":
                 victim.kill()
@@ -109,7 +110,7 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
             operator.end()
     assert torch.equal(found, train(None, steps)[0])
     assert {"kill", "stop"} <= set(done)
-    assert sum(ledger.missed.values()) >= (len(done) // 3)
+    assert sum(ledger.missed.values()) >= len(done) // 2
     assert not ledger.failed
     assert after[0] - before[0] < 150
     assert after[1] - before[1] < 10

@@ -162,6 +162,21 @@ def test_a_share_that_finds_no_room_for_its_answer_is_given_back():
     assert link.memory.live == set()
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_task_that_was_not_sent_after_all_holds_up_nothing(keep, noted):
+    link = Link()
+    link.post(weights(1))
+    loan = link.lending.lend(task(5, keep=keep), expected(task()))
+    if noted:
+        link.lending.asked(link.tickets + 1, loan)
+    link.post(Forget(weights=(("net.0", 1),)))
+    link.lending.withdrawn(link.tickets, loan, link.tickets + 1)
+    assert link.memory.live == set()
+    assert not link.memory.weights
+    link.post(Forget(everything=True))  # and what is not there is not freed again
+
+
 @given(st.lists(st.tuples(st.sampled_from(["keep", "use", "plain", "answer", "forget", "all"]), st.integers(0, 3))))
 @settings(max_examples=400, deadline=None)
 def test_no_block_is_free_while_a_task_may_touch_it_and_all_are_in_the_end(steps):

@@ -395,7 +395,7 @@ def test_ray_of_our_own_listens_on_loopback_only(engine: RayEngine) -> None:
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'darknight-worker\[ray\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'ray>=2\.50'"):
         RayEngine(address="127.0.0.1:1")
 
 

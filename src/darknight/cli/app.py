@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
 from darknight import __version__
 from darknight.cli.fleet import fleet
-from darknight.cli.settings_file import read_settings_file
+from darknight.cli.settings_file import Kind, read_settings_file
 from darknight.cli.train import train
-from darknight.cli.worker import WORKER_CONTEXT, worker
+from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
 
 app = typer.Typer(
@@ -43,21 +43,32 @@ def darknight(
 ) -> None:
     """Train PyTorch models on accelerators that nobody has to trust.
 
-    Settings come from flags, then from variables such as DARKNIGHT_TRAIN_EPOCHS, then from the table [train] of
-    darknight.toml in the current directory.
+    Settings come from flags, then from variables such as DARKNIGHT_TRAIN_EPOCHS, then from darknight.toml in the
+    current directory: a table for each command, such as [train], [worker] or [fleet.check].
     """
-    options = {
-        name: {max(option.opts, key=len).removeprefix("--"): option.is_flag for option in command.params}
-        for name, command in context.command.commands.items()  # type: ignore[attr-defined]
-        if command.params  # `worker` reads settings of its own, and `fleet` has its options one level further down
+    known = {**_options_of(context.command), "worker": WORKER_OPTIONS}
+    try:
+        context.default_map = read_settings_file("darknight.toml", known, context.invoked_subcommand)
+    except UsageError:
+        if not context.obj:  # somebody who asks for help gets it
+            raise
+
+
+def _options_of(command: Any) -> dict[str, Any]:
+    """What can be set: options of a command, or tables of options for the commands of a group."""
+    if isinstance(commands := getattr(command, "commands", None), dict):
+        return {name: _options_of(each) for name, each in commands.items()}
+    options = [option for option in command.params if option.param_type_name == "option"]
+    return {
+        max(option.opts, key=len).removeprefix("--"): Kind.FLAG if option.is_flag else Kind.VALUE for option in options
     }
-    context.default_map = read_settings_file("darknight.toml", options)
 
 
 def run(arguments: list[str]) -> int:
     """Run the command and return its exit code. Errors become one line; only a bug still shows a traceback."""
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="darknight", standalone_mode=False)
+        command, asks_for_help = typer.main.get_command(app), not {"-h", "--help"}.isdisjoint(arguments)
+        code = command.main(arguments, prog_name="darknight", standalone_mode=False, obj=asks_for_help)
         return code if isinstance(code, int) else 0
     except TyperException as error:
         message = error.format_message()  # empty where the help was printed instead

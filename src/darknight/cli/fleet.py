@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from darknight.bench import Transports, measure_transports
-from darknight.cli.fleet_tables import bench_table, check_table, list_table, transports_table
+from darknight.cli.enclave import enclave_identity
+from darknight.cli.fleet_tables import bench_table, check_table, count_of_workers, list_table, transports_table
 from darknight.cli.fleet_visits import Visit, plan_words, visit_all
 from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.cli.progress import display_on
@@ -171,11 +172,11 @@ def bench(
 
 
 def _visit(file: FleetFile, log_level: LogLevel, *, nbytes: int, times: int, timeout: float) -> list[Visit]:
-    me = Identity.load_or_create(file.identity, ENCLAVE)
     console = Console(stderr=True, highlight=False)
-    words = f"visiting {len(file.workers)} workers"
-    with messages_on(console, log_level), display_on(console) as display, display.stage(words):
-        return visit_all(file, me, nbytes=nbytes, times=times, timeout=timeout)
+    with messages_on(console, log_level), display_on(console) as display:
+        me = enclave_identity(file.identity)
+        with display.stage(f"visiting {count_of_workers(len(file.workers))}"):
+            return visit_all(file, me, nbytes=nbytes, times=times, timeout=timeout)
 
 
 def _visit_words(visit: Visit) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from darknight.worker.budget import size_in_words
 
 
 def list_table(file: FleetFile) -> RenderableType:
-    table = _table(f"{file.path}: {_count(len(file.workers))}")
+    table = _table(f"{file.path}: {count_of_workers(len(file.workers))}")
     for name in ("", "address", "operator", "certificate"):
         table.add_column(name, overflow="fold")
     for number, entry in enumerate(file.workers):
@@ -29,7 +29,7 @@ def list_table(file: FleetFile) -> RenderableType:
 
 
 def check_table(visits: Sequence[Visit], plan: dict[str, Any] | None) -> RenderableType:
-    table = _table(f"{_count(len(visits))}, {sum(visit.ok for visit in visits)} well")
+    table = _table(f"{count_of_workers(len(visits))}, {sum(visit.ok for visit in visits)} well")
     for name in ("", "worker", "operator", "", "version", "device", "memory", "round trip"):
         table.add_column(name, overflow="fold")
     for number, visit in enumerate(visits):
@@ -109,7 +109,7 @@ def _called(name: str, address: str) -> str:
     return address if name == address else f"{name}, {address}"
 
 
-def _count(workers: int) -> str:
+def count_of_workers(workers: int) -> str:
     return f"{workers} worker{'s'[: workers != 1]}"
 
 

@@ -46,6 +46,9 @@ def train(
     insecure_one_operator: Annotated[
         bool, option(_WORKERS, "Let one operator hold all shares: nothing is hidden.", "--insecure-one-operator")
     ] = False,
+    patience: Annotated[
+        float | None, option(_WORKERS, "Seconds for a task.  [default: several times what others need]")
+    ] = None,
     output: Annotated[Path, option(_OUTPUT, "Folder for summary.json and shares.png.")] = Path("darknight-train"),
     json: Annotated[bool, option(_OUTPUT, "Print one JSON object instead of the table.", "--json")] = False,
     log_level: Annotated[LogLevel, option(_OUTPUT, "What is logged to stderr.")] = LogLevel.WARNING,
@@ -90,6 +93,7 @@ def train(
             clear=clear,
             fleet=fleet,
             insecure_one_operator=insecure_one_operator,
+            patience=patience,
         )
         examples, network = read_and_build(settings)
         folder = OutputFolder(output)

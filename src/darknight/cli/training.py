@@ -14,6 +14,7 @@ from torch import nn
 
 from darknight import __version__
 from darknight.audit import best_linear_decoder, record_worker_view
+from darknight.cli.enclave import enclave_identity
 from darknight.cli.progress import Display
 from darknight.cli.scheme_options import scheme_words
 from darknight.coding import Field, Scheme
@@ -48,9 +49,12 @@ class Settings:
     clear: bool
     fleet: Path | None = None
     insecure_one_operator: bool = False
+    patience: float | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.epochs, self.batch_size, self.learning_rate, self.seed)
+        if self.patience is not None and not 0 < self.patience < math.inf:
+            raise UsageError(f"--patience {self.patience:g}; needs seconds, more than 0.")
         if self.insecure_one_operator and self.fleet is None:
             raise UsageError(
                 "--insecure-one-operator is for --fleet; workers of this machine are a simulation. Drop it."
@@ -139,8 +143,11 @@ def _train(
 
 def _fleet(settings: Settings) -> Fleet:
     if settings.fleet is None:
-        return local_fleet(settings.scheme)
-    return connect(settings.fleet, insecure_one_operator=settings.insecure_one_operator)
+        return local_fleet(settings.scheme, patience=settings.patience)
+    enclave_identity(read_fleet_file(settings.fleet).identity)  # connect would make it without a word
+    return connect(
+        settings.fleet, insecure_one_operator=settings.insecure_one_operator, patience=settings.patience
+    )
 
 
 def _fleet_words(settings: Settings, fleet: Fleet) -> dict[str, Any]:

@@ -40,6 +40,8 @@ def training_table(summary: dict[str, Any]) -> Table:
     row("picture", f"a linear decoder on a worker's input shares: correlation {view['correlation']:z.2f} (1: a copy)")
     row("not covered", "\n".join(f"- {caveat}" for caveat in private["not_covered"]) or "-", section=True)
     row("integrity", _integrity_words(private["integrity"]))
+    if faults := _fault_words(private["faults"]):
+        row("faults", faults)
     row("work on shares", _work_words(private["layers"]))
     row("operators", _operator_words(fleet), section=True)
     row("wall time", _time_words(time, clear))
@@ -64,6 +66,21 @@ def _integrity_words(integrity: dict[str, Any]) -> str:
     if integrity["overflows"]:
         words += f", {integrity['overflows']:,} repeated at a smaller scale"
     return words
+
+
+def _fault_words(faults: dict[str, Any]) -> str:
+    """Empty if every worker gave every answer."""
+    lines = [
+        f"{faults['latest_reasons'].get(worker, worker).rstrip('.')} ({_count(missed, 'answer')} missed)"
+        for worker, missed in faults["answers_missed"].items()
+    ]
+    if own := sum(faults["done_in_enclave"].values()):
+        lines.append(f"{_count(own, 'part')} done in the enclave instead")
+    return "\n".join(lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s'[: number != 1]}"
 
 
 def _work_words(layers: list[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]  # imports no gRPC: that is for wire.tls to do
 
 from darknight.errors import DarKnightError, UsageError
@@ -114,8 +114,8 @@ class WorkerServer:
         most = self._streams + _NEWCOMERS * len(self._allowed) + _SPARE_STREAMS
         server = grpc.server(_Threads(), options=SERVER_OPTIONS, maximum_concurrent_rpcs=most)
         handler = grpc.stream_stream_rpc_method_handler(self._link)  # no serializers: bytes both ways
-        # Health is ours: the stock service has a Watch that can be made to hang the server (gRPC answers UNIMPLEMENTED for
-        # it now), and reads a question before anybody is asked who they are. As a stream it is read when we are ready.
+        # Health is our own. The stock service has Watch, which can be made to hang the whole server; gRPC now answers
+        # UNIMPLEMENTED for it. Check is a stream here, as a single message would be waited for without a limit.
         check = grpc.stream_unary_rpc_method_handler(self._check)
         server.add_generic_rpc_handlers(
             (
@@ -260,10 +260,8 @@ class WorkerServer:
             raise
         if service not in ("", SERVICE):
             context.abort(grpc.StatusCode.NOT_FOUND, f'services here: "" and "{SERVICE}"')
-        status = (
-            health_pb2.HealthCheckResponse.NOT_SERVING if self._stopping else health_pb2.HealthCheckResponse.SERVING
-        )
-        answer: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+        kind = health_pb2.HealthCheckResponse
+        answer: bytes = kind(status=kind.NOT_SERVING if self._stopping else kind.SERVING).SerializeToString()
         return answer
 
 

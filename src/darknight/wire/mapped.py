@@ -32,9 +32,9 @@ class Mapped:
     """What one enclave has handed over. Every method may be called from any thread.
 
     `admit` is asked, with a number of bytes, before a tensor is given out for reading; it raises OpError if there is no
-    room. The memory itself is the enclave's: what counts is how much of it the worker holds. But a page that the enclave
-    never wrote is made when the worker reads it, and is the worker's then; so `most` bounds the sizes of all segments.
-    One that does not fit is not mapped, and messages that need it are refused with OpError.
+    room. The memory itself is the enclave's: what counts is how much of it the worker holds. But a page that the
+    enclave never wrote is made when the worker reads it, and is the worker's then; so `most` bounds the sizes of all
+    segments. One that does not fit is not mapped, and messages that need it are refused with OpError.
 
     Guarantees: a tensor lies inside a segment whose size is sealed, so that no access to it can end in SIGBUS; one for
     writing is never in a segment of weights. Tensors stay valid after `close`, until the last of them is dropped.
@@ -66,8 +66,8 @@ class Mapped:
             if not writable:
                 self._admit(nbytes)  # too large for any segment: then that is the reason to name
             raise OpError(
-                f"no room: this worker maps {self._most >> 20} MiB of an enclave's shared memory at once, and the segment "
-                "of this message does not fit. Use smaller batches, or ask the worker's operator for a larger "
+                f"no room: this worker maps {self._most >> 20} MiB of an enclave's shared memory at once, and the "
+                "segment of this message does not fit. Use smaller batches, or ask the worker's operator for a larger "
                 "--memory-limit or fewer --enclaves."
             )
         if offset % ALIGNMENT or not 0 <= offset <= len(content) - nbytes:
@@ -136,7 +136,7 @@ class Mapped:
             raise BadPlace("a packet about a segment that is unknown, known already, or without its descriptor")
 
     def _add(self, kind: Kind, number: int, size: int, descriptor: int) -> None:
-        self._lingering = [(nbytes, memory) for nbytes, memory in self._lingering if not memory.expired()]
+        self._lingering = [entry for entry in self._lingering if not entry[1].expired()]  # type: ignore[no-untyped-call]
         if len(self._segments) + len(self._lingering) >= SEGMENTS:
             raise BadPlace(f"more than {SEGMENTS} segments of shared memory at once")
         if not 0 < size <= BYTES:
@@ -154,4 +154,5 @@ class Mapped:
         _, content = self._segments.pop(number)
         self._gone.append(number)
         if content is not None:
-            self._lingering.append((len(content), StorageWeakRef(content.untyped_storage())))
+            memory = StorageWeakRef(content.untyped_storage())  # type: ignore[no-untyped-call]
+            self._lingering.append((len(content), memory))
