@@ -154,6 +154,20 @@ def test_check_says_what_is_wrong_with_each(here, site):
     assert "its operator is 'north'; the fleet file says 'south'" in words
 
 
+def test_check_says_that_it_made_an_identity(here, tmp_path):
+    report = SimpleNamespace(address=f"127.0.0.1:{free_port()}", certificate=Identity.create(WORKER).certificate)
+    (tmp_path / "fleet.toml").write_text(entry(report, "x"))
+    first = " ".join(here("fleet", "check", "fleet.toml").stderr.split())
+    assert "a new identity was made in enclave; give its certificate.pem to the operators" in first
+    assert "visiting 1 worker" in first
+    assert "1 workers" not in first
+    again = here("fleet", "check", "fleet.toml")
+    assert "identity" not in again.stderr
+    words = " ".join(again.stdout.split())
+    assert "nothing listens there. Start the worker, or correct the address" in words
+    assert "failed to connect" not in words
+
+
 # --- bench ------------------------------------------------------------------------------------------------------------
 def test_bench_of_a_file_measures_each_worker(here, site):
     path = site.file(*SEPARATE)

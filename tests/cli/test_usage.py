@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from cli.command import darknight, refused
+from darknight.cli import training, worker
 from darknight.cli.app import run
 from darknight.data import DATASETS
+from darknight.errors import FleetError
 from darknight.models import MODELS
+from darknight.wire.identity import WORKER, Identity
 
 
 @pytest.fixture
@@ -69,6 +72,8 @@ def test_the_command_alone_shows_help_and_version_shows_the_version(tmp_path):
         ("--batch-size 0", "batch size 0"),
         ("--learning-rate -1", "learning rate -1"),
         ("--seed -1", "seed -1"),
+        ("--patience 0", "--patience 0"),
+        ("--patience nan", "--patience nan"),
         ("--colour", "--colour"),
     ],
 )
@@ -111,7 +116,7 @@ def test_an_output_without_permission_is_refused(tmp_path):
     ("text", "complaint"),
     [
         ("[train]\nepoch = 3\ncolour = 1\n", "unknown key in [train]: colour, epoch; known are arithmetic, batch-size"),
-        ("[brain]\nepochs = 3\n", "unknown table: brain; known are train."),
+        ("[brain]\nepochs = 3\n", "unknown table: brain; known are fleet, train, worker."),
         ("train = 3\n", "needs a table, [train]"),
         ("[train]\nepochs = true\n", "epochs in [train] is bool"),
         ("[train]\njson = 1\n", "json in [train] is int; needs true or false"),
@@ -124,6 +129,48 @@ def test_an_output_without_permission_is_refused(tmp_path):
 def test_a_bad_settings_file_is_refused(here, text, complaint):
     Path("darknight.toml").write_text(text)
     assert complaint in refused(here("train"), 2)
+
+
+OTHERS = "[train]\ncolour = 1\n[worker]\nthreads = true\n[fleet.bench]\ntimes = -7\n[fleet.check]\nhue = 1\n"
+
+
+def test_a_command_has_nothing_to_do_with_the_tables_of_others(here, monkeypatch):
+    monkeypatch.setattr(worker, "main", lambda given: 17)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    Path("darknight.toml").write_text(OTHERS)
+    assert "unknown key in [train]: colour" in refused(here("train"), 2)
+    assert "threads in [worker] is bool; needs a number" in refused(here("worker"), 2)
+    assert "unknown key in [fleet.check]: hue; known are colluders" in refused(here("fleet", "check", "x.toml"), 2)
+    Path("darknight.toml").write_text(OTHERS.replace("hue = 1", ""))
+    assert "--times -7" in refused(here("fleet", "bench"), 2)
+    Path("darknight.toml").write_text(OTHERS.replace("true", "3"))
+    assert here("worker").returncode == 17
+
+
+@pytest.mark.parametrize("text", [OTHERS, "[brain]\n", "[train\n"])
+@pytest.mark.parametrize("command", ["train", "worker", "fleet", "fleet check"])
+def test_help_is_there_whatever_is_in_the_file(here, command, text):
+    Path("darknight.toml").write_text(text)
+    done = here(*command.split(), "--help")
+    assert done.returncode == 0
+    assert command in done.stdout
+
+
+def test_patience_reaches_the_fleet(here, monkeypatch):
+    given = []
+
+    def no_fleet(*_, patience, **__):
+        given.append(patience)
+        raise FleetError("none here.")
+
+    monkeypatch.setattr(training, "local_fleet", no_fleet)
+    monkeypatch.setattr(training, "connect", no_fleet)
+    certificate = Identity.create(WORKER).certificate.decode()
+    entry = f"[[worker]]\naddress = 'a:1'\noperator = 'o'\ncertificate = '''{certificate}'''\n"
+    Path("fleet.toml").write_text(entry)
+    for arguments in ((), ("--patience", "7"), ("--patience", "8.5", "--fleet", "fleet.toml")):
+        assert here("train", *arguments).returncode == 1
+    assert given == [None, 7, 8.5]
 
 
 def test_a_bad_key_at_the_command_line(tmp_path):

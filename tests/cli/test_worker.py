@@ -1,8 +1,10 @@
 """darknight worker passes everything on to `python -m darknight.worker`."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from cli.command import clean_environment
 from darknight.cli import worker as command
 from darknight.cli.app import run
 from darknight.wire.identity import ENCLAVE, Identity
+from darknight.worker.options import read_options
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,25 @@ def test_arguments_and_exit_codes_go_through_unchanged(monkeypatch, arguments, c
     monkeypatch.setattr(command, "main", lambda given: seen.append(given) or code)
     assert run(["worker", *arguments]) == code
     assert seen == [arguments]
+
+
+def test_settings_come_from_flags_then_variables_then_the_file(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(command, "main", lambda given: seen.append(read_options(given)) or 0)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
+    monkeypatch.setattr(os, "environ", kept)
+    monkeypatch.setattr(read_options, "__defaults__", (kept,))
+    monkeypatch.chdir(tmp_path)
+    Path("darknight.toml").write_text(
+        '[worker]\nthreads = 2\noperator = "file"\ngrace = 1.5\nmemory-limit = "1GiB"\nallow-enclave = ["a", "b"]\n'
+    )
+    kept["DARKNIGHT_WORKER_OPERATOR"] = "variable"
+    assert run(["worker", "--grace", "3"]) == 0
+    (options,) = seen
+    assert (options.threads, options.operator, options.grace, options.memory_limit) == (2, "variable", 3, 1 << 30)
+    assert options.allow_enclave == (Path("a"), Path("b"))
+    assert run(["worker", "--allow-enclave", "c"]) == 0
+    assert seen[1].allow_enclave == (Path("c"),)
 
 
 def test_the_worker_speaks_for_itself(capfd, monkeypatch):

@@ -78,19 +78,20 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
     operators = [Operator(tmp_path, f"operator-{j}", **(door if j == 0 else {})) for j in range(WORKERS)]
     file = tmp_path / "fleet.toml"
     file.write_text("\n".join(operator.entry for operator in operators))
-    stopped, done = [], []
+    stopped, done, timers = [], [], []
 
     def disturb(step):
         while stopped and stopped[0][0] <= step:
             stopped.pop(0)[1].go_on()
         if step % 4 == 2:
+            for timer in timers:
+                timer.join()
             assert eventually(lambda: sum(map(fleet.ready, range(WORKERS))) >= 4, 60)  # there is somebody to disturb
             victim = operators[chance.choice([worker for worker in range(WORKERS) if fleet.ready(worker)])]
             how = chance.choice(["kill", "stop"]) if len(done) > 1 else ["kill", "stop"][len(done)]
-            if how == "kill":
-                victim.kill()
-            else:
-                victim.stop()
+            timers[:] = [threading.Timer(chance.uniform(0.0, 0.2), victim.kill if how == "kill" else victim.stop)]
+            timers[0].start()  # in the middle of this step, or of the next
+            if how == "stop":
                 stopped.append((step + 3, victim))
             done.append(how)
 
@@ -101,6 +102,8 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
             begun = time.monotonic()
             found, ledger = train(fleet, steps, disturb)
             seconds = time.monotonic() - begun
+            for timer in timers:
+                timer.join()
             while stopped:
                 stopped.pop(0)[1].go_on()
             assert eventually(lambda: all(fleet.ready(worker) for worker in range(WORKERS)), 60)  # all came back
@@ -110,7 +113,7 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
             operator.end()
     assert torch.equal(found, train(None, steps)[0])
     assert {"kill", "stop"} <= set(done)
-    assert sum(ledger.missed.values()) >= len(done) // 2
+    assert sum(change.worker is None for change in ledger.reseated) >= len(done) // 2
     assert not ledger.failed
     assert after[0] - before[0] < 150
     assert after[1] - before[1] < 10
@@ -120,7 +123,7 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
     with capsys.disabled():
         print(
             f"\n{steps} steps in {seconds:.0f} s with {done.count('kill')} kills and {done.count('stop')} stops: "
-            f"{sum(ledger.missed.values())} answers missed, {ledger.resent} shares resent, "
+            f"{sum(ledger.missed.values())} answers missed, {len(ledger.reseated)} seats changed hands, {ledger.resent} shares resent, "
             f"{ledger.done_in_enclave.total()} parts in the enclave; memory {before[0]:.0f} -> {after[0]:.0f} MB, "
             f"descriptors {before[1]} -> {after[1]}, threads {before[2]} -> {after[2]}"
         )

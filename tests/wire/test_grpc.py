@@ -439,6 +439,66 @@ def test_a_stream_that_says_nothing_is_dropped(plain, monkeypatch):
     assert plain.sessions == []
 
 
+def quiet_streams(where, number, method=None):
+    """Streams that say nothing: the calls, and what lets them go."""
+    over = threading.Event()
+
+    def silence():
+        over.wait(20)
+        yield from ()
+
+    options = [("grpc.ssl_target_name_override", WORKER)]
+    channel = grpc.secure_channel(where[0], client_credentials(where[2], where[1]), options)
+    stream = channel.stream_stream(method or f"/{SERVICE}/Link")
+    return [stream(silence()) for _ in range(number)], over, channel
+
+
+@pytest.mark.parametrize("method", [f"/{SERVICE}/Link", "/grpc.health.v1.Health/Check"])
+def test_silent_streams_of_one_enclave_are_few_and_keep_no_other_out(enclave, monkeypatch, method):
+    monkeypatch.setattr(grpc_seat, "_HELLO", 20.0)
+    other = Identity.create(ENCLAVE)
+    with bench(streams=1, allowed=[enclave.certificate, other.certificate]) as made:
+        calls, over, channel = quiet_streams((made.address, made.worker.certificate, enclave), 16, method)
+        try:
+            eventually(lambda: sum(call.done() for call in calls) == 16 - grpc_seat._NEWCOMERS)  # those end at once
+            assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            with pytest.raises(LinkClosed, match="are waiting to be heard already"):
+                made.connect(identity=enclave)
+            assert ask(made.connect(identity=other), task()).result(5).call == 1
+        finally:
+            over.set()
+            channel.close()
+        eventually(lambda: not any(made.server._newcomers.values()))
+
+
+def test_an_enclave_that_does_not_take_its_answers_loses_its_stream_when_its_session_ends(plain, monkeypatch):
+    """Else such streams would pile up: their sessions are over, so nothing counts them."""
+    monkeypatch.setattr(grpc_seat, "_FAREWELL", 0.2)
+    ended = []
+    monkeypatch.setattr(plain.server, "_peer", _noting_the_end(plain.server._peer, ended))
+    answering = threading.Event()
+
+    def frames():
+        yield from (handshake.hello(None), message(shape=[4 * CHUNK]), *[bytes(CHUNK)] * 16)
+        answering.wait(20)
+        yield b"no header"
+
+    with raw_stream(plain.address, plain.worker.certificate, plain.enclave, frames()) as call:
+        for _ in ("welcome", "header of the answer"):
+            next(call)
+        answering.set()  # the rest of it, 16 MiB, is never read
+        eventually(lambda: plain.sessions[0].closed.is_set())
+        eventually(lambda: ended)
+
+
+def _noting_the_end(look, ended):
+    def peer(context):
+        context.add_callback(lambda: ended.append(1))
+        return look(context)
+
+    return peer
+
+
 def test_more_streams_than_allowed_are_refused():
     with bench(streams=1) as made:
         first = made.connect()
@@ -540,7 +600,7 @@ def test_a_worker_does_not_start_where_tls_1_2_is_possible():
 
 # --- start, stop, health --------------------------------------------------------------------------------------------
 def test_a_taken_port_is_said_in_words(plain):
-    with pytest.raises(UsageError, match="port is taken"):
+    with pytest.raises(UsageError, match=r"port is taken.*Choose another --listen\.$"):
         bench(listen=plain.address).__enter__()
 
 
@@ -556,6 +616,35 @@ def health(address, certificate, enclave, service):
     with grpc.secure_channel(address, client_credentials(enclave, certificate), options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status
+
+
+def test_nobody_can_watch_a_workers_health_nor_ask_for_what_is_not_there(plain):
+    """Watch of the stock service holds a lock while it sends: who does not read stops the server."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    where = plain.address, plain.worker.certificate, plain.enclave
+    options = [("grpc.ssl_target_name_override", WORKER)]
+    with grpc.secure_channel(plain.address, client_credentials(where[2], where[1]), options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE, "x" * 1000):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=5))
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        junk = channel.unary_unary("/grpc.health.v1.Health/Check")
+        with pytest.raises(grpc.RpcError) as caught:
+            junk(b"\xff", timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for service, code in (("other", grpc.StatusCode.NOT_FOUND), ("x" * 1000, grpc.StatusCode.INVALID_ARGUMENT)):
+        with pytest.raises(grpc.RpcError) as caught:
+            health(*where, service)
+        assert caught.value.code() is code
+
+
+def test_a_certificate_that_an_allowed_one_signed_may_not_ask_for_health(plain):
+    signed = signed_by(plain.enclave)
+    with pytest.raises(grpc.RpcError) as caught:
+        health(plain.address, plain.worker.certificate, signed, "")
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_stopping_answers_what_runs_refuses_what_comes_and_says_so(plain):

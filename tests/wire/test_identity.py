@@ -5,6 +5,8 @@ import os
 import pickle
 import re
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cryptography import x509
@@ -139,6 +141,27 @@ def test_what_appears_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
         Identity.load_or_create(tmp_path, WORKER)
     assert (tmp_path / "key.pem").read_text() == "theirs"
     assert not (tmp_path / "certificate.pem").exists()
+
+
+def test_a_program_that_comes_while_another_makes_the_identity_waits_for_it(tmp_path, monkeypatch):
+    """Also when the other one has written one of the two files, or a part of it."""
+    half, go_on = threading.Event(), threading.Event()
+    original = os.fsync
+
+    def slow(descriptor):
+        half.set()
+        assert go_on.wait(20)
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(Identity.load_or_create, tmp_path, WORKER)
+        assert half.wait(20)
+        second = pool.submit(Identity.load_or_create, tmp_path, WORKER)
+        with pytest.raises(TimeoutError):
+            second.result(0.1)
+        go_on.set()
+        assert first.result(20).fingerprint == second.result(20).fingerprint
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):

@@ -50,18 +50,15 @@ def blind():
 
 def test_a_worker_cannot_refuse_what_was_not_sent_and_keeps_none_of_it_alive(blind):
     link, told = blind
-    alive = []
+    tensor = torch.zeros(2 << 20)  # more than fits on the way
+    alive = weakref.ref(tensor)
+    future = link.ask(task(1, tensor), Expected({Pass.FORWARD: (3,)}, torch.float32, None))
+    del tensor
+    told.release()
     with pytest.raises(Misbehaved, match="was not sent yet"):
-        for call in range(1, 6):
-            tensor = torch.zeros(2 << 20)  # more than fits on the way
-            alive.append(weakref.ref(tensor))
-            future = link.ask(task(call, tensor), Expected({Pass.FORWARD: (3,)}, torch.float32, None))
-            del tensor
-            told.release()
-            future.result(10)
-    del future
+        future.result(10)
     assert isinstance(link.failure, Misbehaved)
-    assert gone(alive)  # though the link is still there
+    assert gone([alive])  # though the link is still there
 
 
 def test_what_waits_to_be_sent_goes_when_the_link_is_closed(blind):
@@ -159,6 +156,27 @@ def test_ctrl_c_after_a_task_went_out_leaves_it_to_be_answered(monkeypatch):
         assert ask(link, task(2)).result(10).call == 2
         assert link.failure is None
         assert blocks_in_use(link) == 0
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        ("ipv4:127.0.0.1:1: connect: Connection refused (111)", "nothing listens there"),
+        ("ipv4:127.0.0.1:1: Ssl handshake failed (TSI_PROTOCOL_FAILURE)", "TLS with it failed"),
+        ("ipv4:127.0.0.1:1: Socket closed", "it ended the connection"),
+        ("ipv4:127.0.0.1:1: recvmsg:Connection reset by peer", "it ended the connection"),
+        ("ipv4:127.0.0.1:1: connect: No route to host (113)", "no way leads there"),
+    ],
+)
+def test_what_grpc_says_is_said_in_our_words_alone(details, words):
+    certificate = Identity.create(ENCLAVE).certificate
+    said = grpc_link._why_unavailable(
+        f"failed to connect to all addresses; last error: UNKNOWN: {details}", certificate
+    )
+    assert said.startswith(words)
+    assert "all addresses" not in said
+    assert "127.0.0.1" not in said
 
 
 # --- no more descriptors --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """How much memory there is, and the kernel's wall."""
 
+import resource
 import subprocess
 import sys
 
@@ -53,7 +54,7 @@ def test_without_control_groups_the_machine_counts(fake):
 def test_what_malloc_holds_back_is_given_back_when_it_is_in_the_way(monkeypatch):
     """That it helps is shown with a real worker: tests/worker/test_program.py."""
     now, given_back = [100], []
-    monkeypatch.setattr(machine, "resident", lambda: now[0])
+    monkeypatch.setattr(machine, "resident", lambda statm: now[0])
     ceiling = machine.Ceiling(limit=50)
     monkeypatch.setattr(ceiling, "_trim", given_back.append)
     ceiling.make_room(50)
@@ -64,10 +65,41 @@ def test_what_malloc_holds_back_is_given_back_when_it_is_in_the_way(monkeypatch)
 
 
 def test_memory_of_this_process_is_counted():
-    before = machine.resident()
-    content = b"x" * (64 << 20)
-    assert machine.resident() - before > 60 << 20
-    del content
+    with open("/proc/self/statm", "rb", buffering=0) as statm:
+        before = machine.resident(statm.fileno())
+        content = b"x" * (64 << 20)
+        assert machine.resident(statm.fileno()) - before > 60 << 20
+        del content
+
+
+def test_room_is_made_without_a_descriptor_and_nothing_fails_when_the_file_cannot_be_read(monkeypatch):
+    ceiling = machine.Ceiling(limit=0)
+    given_back = []
+    monkeypatch.setattr(ceiling, "_trim", given_back.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # no further one
+    try:
+        ceiling.make_room(1 << 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert given_back == [0]
+
+    def broken(statm):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(machine, "resident", broken)
+    ceiling.make_room(1 << 40)
+    assert given_back == [0]
+
+
+def test_a_worker_takes_as_many_descriptors_as_it_may_have():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1] // 2, limits[1]))
+    try:
+        machine.open_more_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 WALL = """

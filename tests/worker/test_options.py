@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from darknight.wire.identity import ENCLAVE, Identity
+from darknight.errors import FleetError
+from darknight.wire.identity import ENCLAVE, WORKER, Identity
 from darknight.worker import program
 from darknight.worker.options import read_options
 
@@ -22,6 +23,7 @@ def nothing_changes(monkeypatch):
     """The program sets up logs and a memory wall for its process; this one is the tests'."""
     monkeypatch.setattr(program, "set_up_logs", lambda level, form: logging.getLogger("darknight"))
     monkeypatch.setattr(program, "wall_off", lambda limit: None)
+    monkeypatch.setattr(program, "open_more_files", lambda: None)
 
 
 def test_defaults():
@@ -100,6 +102,40 @@ def test_mistakes_are_explained_in_one_line(arguments, words, certificate, tmp_p
     assert said.err.count("\n") == 1
     assert re.search(words, said.err)
     assert not (tmp_path / "state").exists()  # a worker that does not start leaves nothing behind
+
+
+def test_a_wrong_variable_is_blamed_and_not_its_flag(capsys):
+    with pytest.raises(SystemExit):
+        read_options(["--allow-enclave", "a.pem"], {"DARKNIGHT_WORKER_THREADS": "abc"})
+    said = capsys.readouterr().err
+    assert 'variable DARKNIGHT_WORKER_THREADS: "abc" is not a number from 1 to 4096.' in said
+    assert "--threads" not in said
+    help_text = {"DARKNIGHT_WORKER_LISTEN": "127.0.0.1:1"}
+    with pytest.raises(SystemExit):
+        read_options(["--help"], help_text)
+    assert "(default 127.0.0.1:1)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_second_worker_with_the_same_state_is_refused(tmp_path):
+    """With two processes: tests/worker/test_program.py."""
+    Identity.load_or_create(tmp_path, WORKER)
+    with program._key_in_use(tmp_path), pytest.raises(FleetError, match=r"another worker runs with --state .*stop the"):
+        program._key_in_use(tmp_path).__enter__()
+    with program._key_in_use(tmp_path):  # whoever let go of it left nothing behind
+        pass
+
+
+def test_a_limit_beyond_the_machine_is_noted_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(program, "available_memory", lambda: 4 << 30)
+    for size, lines in (("4GiB", 0), ("5GiB", 1)):
+        options = read_options(["--allow-enclave", "a.pem", "--memory-limit", size], {})
+        assert program._memory_limit(options) == options.memory_limit
+        assert len(caplog.records) == lines
+    assert "--memory-limit is more than this machine" in caplog.records[0].getMessage()
+
+
+def test_one_of_a_thing_and_several():
+    assert [program._counted(number, "thread") for number in (1, 2)] == ["1 thread", "2 threads"]
 
 
 def test_a_port_that_is_taken_is_a_failure_and_not_wrong_usage(certificate, tmp_path, capsys):

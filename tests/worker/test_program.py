@@ -3,8 +3,11 @@
 import json
 import signal
 import stat
+import subprocess
+import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,10 +53,22 @@ def test_it_says_what_an_operator_and_an_enclave_need(worker):
     assert entry.keys() == {"address", "operator", "certificate"}
     assert entry["operator"] == "acme"
     assert worker.program.certificate == pem
+    assert "computing     cpu, 1 thread\n" in printed
     assert f"listening     {entry['address']}\n" in printed
     assert f"fingerprint   {fingerprint(pem)}\n" in printed
     assert f"certificate   {worker.state / 'certificate.pem'}\n" in printed
     assert stat.S_IMODE((worker.state / "key.pem").stat().st_mode) == 0o600
+
+
+def test_its_state_is_its_own_while_it_runs(worker):
+    arguments = ["--state", worker.state, "--allow-enclave", worker.state.parent / "enclave" / "certificate.pem"]
+    second = [sys.executable, "-m", "darknight.worker", "--listen", "127.0.0.1:0", *arguments]
+    done = subprocess.run(second, capture_output=True, text=True, timeout=TIME)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "another worker runs with --state" in done.stderr
+    limits = Path(f"/proc/{worker.program.process.pid}/limits").read_text()
+    (soft, hard) = next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3:5]
+    assert soft == hard
 
 
 def test_it_serves_the_enclave_that_it_allows_and_no_other(worker):

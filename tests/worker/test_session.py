@@ -10,6 +10,7 @@ import torch
 from darknight.ops import field
 from darknight.types import Forget, Pass
 from darknight.wire import LinkClosed, Refused
+from darknight.worker import session
 from darknight.worker.engine import LocalEngine
 from worker.stations import MIB, OP, PRIME, new_enclave, residues, running
 
@@ -139,17 +140,53 @@ def test_a_long_queue_delays_another_enclaves_task_by_one_task(enclaves):
 
 
 def test_one_certificate_gets_its_part_of_the_places_and_no_more(enclaves):
-    with running(*enclaves, places=3) as worker:
+    with running(*enclaves, places=5) as worker:
         with worker.connect(enclaves[0]), worker.connect(enclaves[0]):
             with pytest.raises(LinkClosed, match=r"already serves 2 of this enclave's connections.*--enclaves"):
                 worker.connect(enclaves[0])
-            with worker.connect(enclaves[1]) as two:
+            with worker.connect(enclaves[1]), worker.connect(enclaves[1]) as two:
                 two.weights(small(1))
                 assert two.forward(residues(3, 5), 7).result(TIME)
-                with pytest.raises(LinkClosed, match="already serves 3 enclaves"):
-                    worker.connect(enclaves[1])
         with worker.connect(enclaves[0]), worker.connect(enclaves[0]):  # the places are free again
             pass
+
+
+def test_two_of_three_certificates_cannot_take_the_place_of_the_third(enclaves):
+    third = new_enclave()
+    with running(*enclaves, third, places=4) as worker, worker.connect(enclaves[0]), worker.connect(enclaves[1]):
+        for enclave in enclaves:
+            with pytest.raises(LinkClosed, match="already serves 1 of this enclave's"):
+                worker.connect(enclave)
+        with worker.connect(third):
+            pass
+
+
+def test_more_certificates_than_places_are_served_as_they_come(enclaves):
+    with (
+        running(*enclaves, places=1) as worker,
+        worker.connect(enclaves[0]),
+        pytest.raises(LinkClosed, match="already serves 1 enclaves"),
+    ):
+        worker.connect(enclaves[1])
+
+
+def test_who_is_refused_again_and_again_fills_no_log(enclaves, caplog, monkeypatch):
+    with running(enclaves[0], patience=0.0) as worker, worker.connect(enclaves[0]):
+        for _ in range(5):
+            with pytest.raises(LinkClosed):
+                worker.connect(enclaves[0])
+        lines = [record for record in caplog.records if record.getMessage() == "session refused"]
+        assert len(lines) == 1
+        monkeypatch.setattr(session, "_QUIET", 0.0)
+        with pytest.raises(LinkClosed):
+            worker.connect(enclaves[0])
+        lines = [record for record in caplog.records if record.getMessage() == "session refused"]
+        assert [line.fields["more_before"] for line in lines] == [0, 4]
+
+
+def test_shared_memory_is_granted_beside_the_limit_and_not_without_one(enclaves):
+    with running(*enclaves, limit=256 * MIB, places=2) as worker:
+        assert worker.station._server._shared_bytes == (128 + 32 + 128) * MIB
 
 
 def test_only_one_connection_of_an_enclave_waits_for_a_place(enclaves):

@@ -41,7 +41,11 @@ def read_settings_file(path: str, known: Known, command: str | None) -> dict[str
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not a TOML file ({error}). Correct or remove it.") from error
     _refuse_unknown(path, "table", tables, known)
-    return {} if command is None else _settings(path, "", {name: tables[name] for name in tables if name == command}, known)
+    return (
+        {}
+        if command is None
+        else _settings(path, "", {name: tables[name] for name in tables if name == command}, known)
+    )
 
 
 def _settings(path: str, within: str, table: Mapping[str, Any], known: Known) -> dict[str, Any]:

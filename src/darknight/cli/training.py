@@ -145,9 +145,7 @@ def _fleet(settings: Settings) -> Fleet:
     if settings.fleet is None:
         return local_fleet(settings.scheme, patience=settings.patience)
     enclave_identity(read_fleet_file(settings.fleet).identity)  # connect would make it without a word
-    return connect(
-        settings.fleet, insecure_one_operator=settings.insecure_one_operator, patience=settings.patience
-    )
+    return connect(settings.fleet, insecure_one_operator=settings.insecure_one_operator, patience=settings.patience)
 
 
 def _fleet_words(settings: Settings, fleet: Fleet) -> dict[str, Any]:

@@ -70,8 +70,7 @@ class RayEngine:
             self._ray: Any = importlib.import_module("ray")
         except ImportError:
             raise UsageError(
-                "the Ray engine needs Ray, which is not installed here: pip install 'ray>=2.50', or use "
-                "--engine local."
+                "the Ray engine needs Ray, which is not installed here: pip install 'ray>=2.50', or use --engine local."
             ) from None
         folder = tempfile.mkdtemp(prefix="darknight-ray-") if address is None else None
         owned = not self._ray.is_initialized()

@@ -1,0 +1,30 @@
+"""What the worker's files tell an operator to type fits together."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from darknight import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "docs" / "howto" / "operate-workers.md", ROOT / "worker-package" / "README.md"]
+
+
+def test_the_image_that_is_built_is_the_image_that_runs():
+    (built,) = re.findall(r"--tag (\S+) \.", (ROOT / "deploy" / "Dockerfile").read_text())
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text())
+    (pod,) = [found["spec"]["template"]["spec"] for found in documents if found["kind"] == "Deployment"]
+    assert {each["image"] for each in [*pod["containers"], *pod["initContainers"]]} == {built}
+    assert built == f"darknight-worker:{__version__}"
+    assert f"#     {built} --operator" in (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_it_is_installed_from_the_wheel_that_is_built_here():
+    for path in DOCUMENTS:
+        text = path.read_text()
+        assert "pip wheel --no-deps ./worker-package" in text
+        assert "pip install ./darknight_worker-*.whl" in text
+    for path in [*DOCUMENTS, *(ROOT / "deploy").iterdir(), *(ROOT / "src" / "darknight" / "worker").glob("*.py")]:
+        assert not re.search(r"pip install '?darknight-worker", path.read_text())  # it is on no index
