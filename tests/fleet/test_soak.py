@@ -123,7 +123,8 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
     with capsys.disabled():
         print(
             f"\n{steps} steps in {seconds:.0f} s with {done.count('kill')} kills and {done.count('stop')} stops: "
-            f"{sum(ledger.missed.values())} answers missed, {len(ledger.reseated)} seats changed hands, {ledger.resent} shares resent, "
+            f"{sum(ledger.missed.values())} answers missed, {len(ledger.reseated)} seats changed hands, "
+            f"{ledger.resent} shares resent, "
             f"{ledger.done_in_enclave.total()} parts in the enclave; memory {before[0]:.0f} -> {after[0]:.0f} MB, "
             f"descriptors {before[1]} -> {after[1]}, threads {before[2]} -> {after[2]}"
         )

@@ -156,7 +156,7 @@ def test_a_share_that_is_kept_without_a_word_makes_its_worker_late(monkeypatch):
 
 def test_one_stand_in_that_refuses_does_not_end_the_training():
     """Everybody refuses only if everybody was asked."""
-    plans = {0: Plan({1: "die"}), 3: Plan({n: "refuse" for n in range(2, 60)})}
+    plans = {0: Plan({1: "die"}), 3: Plan(dict.fromkeys(range(2, 60), "refuse"))}
     weights, _ = disturbed(SCHEME, plans)
     assert_undisturbed(weights, SCHEME)
 

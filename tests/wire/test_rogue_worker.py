@@ -138,7 +138,7 @@ def test_ctrl_c_while_a_task_is_sent_does_the_link_no_harm(shared_memory):
 
 
 def test_ctrl_c_after_a_task_went_out_leaves_it_to_be_answered(monkeypatch):
-    put = grpc_link._Outbox.put
+    put = grpc_link.Outbox.put
 
     def put_and_interrupt(self, parcel):
         put(self, parcel)
@@ -150,7 +150,7 @@ def test_ctrl_c_after_a_task_went_out_leaves_it_to_be_answered(monkeypatch):
         session = made.sessions[0]
         went_out = session.computing
         with monkeypatch.context() as patch:
-            patch.setattr(grpc_link._Outbox, "put", put_and_interrupt)
+            patch.setattr(grpc_link.Outbox, "put", put_and_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 ask(link, task())
         assert ask(link, task(2)).result(10).call == 2

@@ -1,5 +1,6 @@
 """How much memory there is, and the kernel's wall."""
 
+import mmap
 import resource
 import subprocess
 import sys
@@ -67,9 +68,9 @@ def test_what_malloc_holds_back_is_given_back_when_it_is_in_the_way(monkeypatch)
 def test_memory_of_this_process_is_counted():
     with open("/proc/self/statm", "rb", buffering=0) as statm:
         before = machine.resident(statm.fileno())
-        content = b"x" * (64 << 20)
-        assert machine.resident(statm.fileno()) - before > 60 << 20
-        del content
+        with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE) as content:  # malloc might take what it held back
+            content[:: mmap.PAGESIZE] = bytes(len(content) // mmap.PAGESIZE)
+            assert machine.resident(statm.fileno()) - before > 60 << 20
 
 
 def test_room_is_made_without_a_descriptor_and_nothing_fails_when_the_file_cannot_be_read(monkeypatch):

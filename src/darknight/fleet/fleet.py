@@ -182,6 +182,11 @@ class Fleet:
             self._deadlines.measured(key, times)
         return Outcome(outcome.answers, outcome.lost, frozenset(refused))
 
+    def owes(self, worker: int, future: Future[Answer]) -> None:
+        """Another answer that a worker without an answer has not given: it gets nothing more before this one came."""
+        if not future.done():
+            self._lines[worker].late(future)
+
     def _checked(self, worker: int, future: Future[Answer], expected: Expected) -> Answer:
         """The answer, if its values can be what was asked for. Its form the link has seen to."""
         self.refuse_closed()  # otherwise every worker would seem to have failed

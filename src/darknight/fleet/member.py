@@ -36,8 +36,8 @@ class Line:
     `epoch` counts the times that the worker began with an empty memory: what it was sent in another epoch is gone.
 
         ready      it may be given work
-        silent     it missed a deadline: it gets nothing more until the answer that it owes arrives; then it rests for
-                   a while, and begins afresh
+        silent     it missed a deadline: it gets nothing more until every answer that it owes has arrived; then it rests
+                   for a while, and begins afresh
         broken     the link is gone; it is dialled again from time to time
         expelled   it broke the protocol, and is not dialled again
     """
@@ -49,7 +49,7 @@ class Line:
         self._mourned = 0  # the epoch whose end was reported
         self.expelled = ""
         self._link: Link | None = None
-        self._silent = False
+        self._owed = 0  # answers that are late
         self._reason = "it was never reached"
         self._lock = threading.Lock()
         self._dialling = threading.Lock()
@@ -63,7 +63,7 @@ class Line:
     def ready(self) -> bool:
         link = self._link
         there = link is not None and link.failure is None and not self.expelled
-        return there and not self._silent and time.monotonic() >= self._ready_at
+        return there and not self._owed and time.monotonic() >= self._ready_at
 
     @property
     def broken(self) -> bool:
@@ -78,7 +78,7 @@ class Line:
         """Why it is not ready, in words."""
         if self.expelled:
             return self.expelled
-        if self._silent or time.monotonic() < self._ready_at:
+        if self._owed or time.monotonic() < self._ready_at:
             return "it did not answer in time"
         link = self._link
         return self._reason if link is None else quoted(link.failure) if link.failure is not None else ""
@@ -115,22 +115,24 @@ class Line:
         self.close()
 
     def late(self, owed: Future[Answer]) -> WorkerError:
-        """It missed the deadline of `owed`. When that answer comes after all, it begins with an empty memory.
+        """It missed the deadline of `owed`. When all that it owes has come after all, it begins with an empty memory.
 
         Each time that it is late it rests longer, so that a worker that is slow again and again delays nobody for long.
         """
         with self._lock:
-            link, self._silent = self._link, True
-            self._rest = min(_LONGEST_PAUSE, 2 * self._rest)
-        _log.warning("worker %d (%s) did not answer in time", self.number, self.member.name)
+            link = self._link
+            if not self._owed:
+                self._rest = min(_LONGEST_PAUSE, 2 * self._rest)
+                _log.warning("worker %d (%s) did not answer in time", self.number, self.member.name)
+            self._owed += 1
 
         def answered(_: Future[Answer]) -> None:
             with suppress(LinkError):  # gone again, which the next task will find
-                if link is not None:
+                if link is not None and self._owed == 1:
                     link.post(Forget(everything=True))  # before anybody can send it anything else
             with self._lock:
-                if self._link is link and self._silent:
-                    self._silent = False
+                if self._link is link and self._owed:
+                    self._owed -= 1
                     self._ready_at = time.monotonic() + self._rest
                     self.epoch += 1
 
@@ -179,7 +181,7 @@ class Line:
             over = self._over or bool(self.expelled)
             old = self._link
             if not over:
-                self._link, self._silent, self._answers = link, False, 0
+                self._link, self._owed, self._answers = link, 0, 0
                 self.epoch += 1
         if over:  # while it dialled
             link.close()

@@ -12,7 +12,7 @@ from darknight.fleet.member import Member, quoted
 from darknight.wire import LinkClosed
 from darknight.wire.grpc_link import GrpcLink
 from darknight.wire.grpc_link import connect as open_link
-from darknight.wire.identity import ENCLAVE, Identity
+from darknight.wire.identity import ENCLAVE, KEY_FILE, Identity
 from darknight.wire.shared_memory import Host
 
 _log = logging.getLogger("darknight.fleet")
@@ -36,7 +36,10 @@ def connect(
     Assumes: that the file is right about operators: a worker that lies about its operator is believed.
     """
     file = read_fleet_file(path)
+    known = (Path(file.identity) / KEY_FILE).exists()
     identity = Identity.load_or_create(file.identity, ENCLAVE)
+    if not known:
+        _log.warning("a new identity was made in %s; give its certificate to the operators", file.identity)
     host = Host()
     members = [Member(entry.name, entry.operator, partial(open_entry, entry, identity, host)) for entry in file.workers]
     fleet = Fleet(members, insecure_one_operator=insecure_one_operator, patience=patience, on_close=host.close)

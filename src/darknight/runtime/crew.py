@@ -120,6 +120,8 @@ class Crew:
         try:
             outcome = self._fleet.gather(asked, {order.worker: order.expected for order in orders.values()}, key)
             # If one of these was refused, so was the task. But none may stay open: it would hold memory for ever.
+            for worker in first.keys() & outcome.lost.keys():
+                self._fleet.owes(worker, first[worker])
             open_ones = {worker: first[worker] for worker in first if worker in outcome.answers}
             if open_ones:
                 self._fleet.gather(open_ones, dict.fromkeys(open_ones, nothing), within=_AT_ONCE)

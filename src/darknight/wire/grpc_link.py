@@ -22,10 +22,8 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch import Tensor
@@ -40,7 +38,8 @@ from darknight.wire.handshake import Welcome
 from darknight.wire.identity import WORKER, Identity, fingerprint
 from darknight.wire.lending import Lending, Loan
 from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
-from darknight.wire.readers import Question, ReplyReader, raw
+from darknight.wire.outbox import Outbox, Parcel
+from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
 
@@ -104,57 +103,6 @@ class GrpcLink:
         self._stream.close()
 
 
-@dataclass(frozen=True, eq=False)
-class _Parcel:
-    """A message that waits to be sent."""
-
-    ticket: int
-    header: bytes
-    tensor: Tensor | None
-    _claimed: threading.Lock = field(default_factory=threading.Lock)
-
-    def claim(self) -> bool:
-        """Whether it is the caller's, to send it or to take it back: the first who asks gets it."""
-        return self._claimed.acquire(blocking=False)
-
-
-class _Outbox:
-    """What waits to be sent. `sent`: the latest ticket whose last frame gRPC has taken; tickets go in their order."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[_Parcel | None] = SimpleQueue()
-        self.sent = 0
-
-    def put(self, parcel: _Parcel) -> None:
-        self._queue.put(parcel)
-
-    def end(self) -> None:
-        """Nothing is sent any more. What waited is dropped: the link may be kept for its failure, its shares not."""
-        with suppress(Empty):
-            while True:
-                self._queue.get_nowait()
-        self._queue.put(None)
-
-    def frames(self, hello: bytes) -> Iterator[bytes]:
-        """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
-        yield hello
-        while (parcel := self._queue.get()) is not None:
-            if parcel.claim():
-                yield from self._frames_of(parcel)
-            del parcel  # while it waits for the next it keeps nothing alive
-
-    def _frames_of(self, parcel: _Parcel) -> Iterator[bytes]:
-        """It is noted as sent before its last frame goes out: an honest answer can only come after that one."""
-        memory = memoryview(b"") if parcel.tensor is None else raw(parcel.tensor)
-        if not memory:
-            self.sent = parcel.ticket
-        yield parcel.header
-        for begin, end in codec.chunks_of(len(memory)):
-            if end == len(memory):
-                self.sent = parcel.ticket
-            yield bytes(memory[begin:end])
-
-
 class _Stream:
     """The stream, its threads, and the questions that are open."""
 
@@ -167,7 +115,7 @@ class _Stream:
         self._open: dict[int, Question] = {}
         self._lending: Lending | None = None
         self.failure: LinkError | None = None
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._welcome: Future[Welcome] = Future()
         self._channel: Any = grpc.secure_channel(
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
@@ -228,16 +176,16 @@ class _Stream:
             self._take_back(parcel, loan)
             raise
 
-    def _parcel(self, header: Header, tensor: Tensor | None) -> _Parcel:
+    def _parcel(self, header: Header, tensor: Tensor | None) -> Parcel:
         if self.failure is not None:
             raise _again(self.failure)
         ticket = self._tickets + 1
         header["ticket"] = ticket
-        parcel = _Parcel(ticket, codec.pack(header), None if "place" in header else tensor)
+        parcel = Parcel(ticket, codec.pack(header), None if "place" in header else tensor)
         self._tickets = ticket
         return parcel
 
-    def _take_back(self, parcel: _Parcel | None, loan: Loan | None) -> None:
+    def _take_back(self, parcel: Parcel | None, loan: Loan | None) -> None:
         """A task that nobody will wait for is not sent, unless that has begun: then it is answered like any other."""
         with self._lock:
             if parcel is not None and not parcel.claim():

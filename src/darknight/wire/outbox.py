@@ -1,0 +1,69 @@
+"""What the enclave has for a worker and gRPC has not taken yet.
+
+Guarantees: a worker that answers what it cannot have read is found out, so that it cannot make the enclave keep what it
+    never fetches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from torch import Tensor
+
+from darknight.wire import codec
+from darknight.wire.readers import raw
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A message that waits to be sent."""
+
+    ticket: int
+    header: bytes
+    tensor: Tensor | None
+    _claimed: threading.Lock = field(default_factory=threading.Lock)
+
+    def claim(self) -> bool:
+        """Whether it is the caller's, to send it or to take it back: the first who asks gets it."""
+        return self._claimed.acquire(blocking=False)
+
+
+class Outbox:
+    """What waits to be sent. `sent`: the latest ticket whose last frame gRPC has taken; tickets go in their order."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Parcel | None] = SimpleQueue()
+        self.sent = 0
+
+    def put(self, parcel: Parcel) -> None:
+        self._queue.put(parcel)
+
+    def end(self) -> None:
+        """Nothing is sent any more. What waited is dropped: the link may be kept for its failure, its shares not."""
+        with suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put(None)
+
+    def frames(self, hello: bytes) -> Iterator[bytes]:
+        """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
+        yield hello
+        while (parcel := self._queue.get()) is not None:
+            if parcel.claim():
+                yield from self._frames_of(parcel)
+            del parcel  # while it waits for the next it keeps nothing alive
+
+    def _frames_of(self, parcel: Parcel) -> Iterator[bytes]:
+        """It is noted as sent before its last frame goes out: an honest answer can only come after that one."""
+        memory = memoryview(b"") if parcel.tensor is None else raw(parcel.tensor)
+        if not memory:
+            self.sent = parcel.ticket
+        yield parcel.header
+        for begin, end in codec.chunks_of(len(memory)):
+            if end == len(memory):
+                self.sent = parcel.ticket
+            yield bytes(memory[begin:end])
