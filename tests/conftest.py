@@ -27,7 +27,13 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that take longest go first: side by side with the others, nobody waits for them at the end.
+SLOWEST = ("train/test_accuracy.py", "worker/test_ray.py", "docs/test_operate_workers.py", "cli/test_train.py")
+
+
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("numprocesses", None) or os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=lambda item: not str(item.path).endswith(SLOWEST))
     if config.getoption("--full"):
         return
     for item in items:

@@ -474,3 +474,35 @@ def one_step(link: Link) -> None:
     found = link.ask(back, expected).result(60).tensors
     assert torch.equal(found[Pass.GRAD_INPUT], LOCAL.grad_input(weights, op, delta, x_shape))
     assert torch.equal(found[Pass.GRAD_WEIGHT], LOCAL.grad_weight(weights, op, x, delta))
+
+
+def test_a_ray_that_does_not_start_at_once_gets_another_chance(tmp_path):
+    """As on a busy machine. What the first start left behind is ended; nothing else is."""
+    folder, tried = str(tmp_path / "darknight-ray-test"), []
+    leftover = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", folder])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    class Slow:
+        def init(self, **settings):
+            tried.append(settings)
+            if len(tried) == 1:
+                raise RuntimeError("The current node timed out during startup.")
+
+        def shutdown(self):
+            pass
+
+    try:
+        engine = RayEngine.__new__(RayEngine)
+        engine._ray = Slow()
+        engine._begin({"address": "local"}, folder)
+        assert len(tried) == 2
+        assert leftover.wait(10) == -signal.SIGKILL
+        assert bystander.poll() is None
+        tried.clear()
+        with pytest.raises(RuntimeError, match="timed out"):  # a cluster that is not ours is joined once
+            engine._begin({"address": "10.0.0.1:6379"}, None)
+        assert len(tried) == 1
+    finally:
+        for process in (leftover, bystander):
+            process.kill()
+            process.wait()

@@ -33,13 +33,17 @@ _AT_ONCE = 5.0  # seconds for what a worker must have done before the answer tha
 class Order:
     """A task for one worker, and what its answer must look like.
 
-    first: a share that the worker must keep before it can do the task.
+    holder: the worker and its epoch when the order was made. first: a share that it must keep before the task.
     """
 
-    worker: int
+    holder: tuple[int, int]
     task: Task
     expected: Expected
     first: ForwardTask | None = None
+
+    @property
+    def worker(self) -> int:
+        return self.holder[0]
 
     @property
     def bytes(self) -> int:

@@ -83,7 +83,7 @@ class Exchange:
                 keep=seat in keeping,
             )
             expected = Expected({Pass.FORWARD: shape} if compute else {}, self.dtype, self.prime)
-            return Order(worker=worker, task=task, expected=expected)
+            return Order(holder=self._crew.now(worker), task=task, expected=expected)
 
         def ask(seats: Iterable[int], also: Iterable[int] = (), meanwhile: Meanwhile = _nothing) -> dict[int, Tensor]:
             computing = set(seats)
@@ -98,7 +98,7 @@ class Exchange:
             failed.update(found.lost)
             rounds.append(found)
             for seat in keeping & found.answers.keys():
-                saved.holders[seat] = self._crew.now(orders[seat].worker)
+                saved.holders[seat] = orders[seat].holder
             return {seat: found.answers[seat][Pass.FORWARD] for seat in computing & found.answers.keys()}
 
         self._begin()
@@ -170,7 +170,7 @@ class Exchange:
                 row=_coefficients(code.B.data[seat], self.prime) if clear else None,
             )
             expected = Expected({kind: shapes[kind] for kind in kinds}, self.dtype, self.prime)
-            return Order(worker=worker, task=task, expected=expected, first=first)
+            return Order(holder=crew.now(worker), task=task, expected=expected, first=first)
 
         def ask(
             kinds: Mapping[int, tuple[Pass, ...]], meanwhile: Meanwhile = _nothing
@@ -191,7 +191,7 @@ class Exchange:
             rounds.append(found)
             for seat in found.answers:
                 if orders[seat].first is not None:
-                    saved.holders[seat] = crew.now(orders[seat].worker)
+                    saved.holders[seat] = orders[seat].holder
             return found.answers
 
         def own(kind: Pass, seat: int) -> Tensor:

@@ -26,7 +26,8 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from darknight.ops import BilinearOp
 from darknight.types import Weights
 from darknight.worker.ray_actors import Array, Crew
 
+_STARTS = 3  # of a Ray of our own; it allows 30 s for each
 _ATTEMPTS = 4  # at a slice or a sum whose actors die under it
 _log = logging.getLogger("darknight.worker")
 
@@ -235,14 +237,31 @@ class RayEngine:
             if address is not None and address != "auto":
                 _knock(address)
             with _own_signals():
-                self._ray.init(**settings)
+                self._begin(settings, folder)
         except Exception as error:  # Ray raises whatever its parts raise
             self._leave()
             where = "on this machine" if address is None else f"at {address[:80]}"
-            raise UsageError(
-                f"no Ray cluster could be had {where}: {_first_line(error)} Start one with `ray start --head`, or "
-                "leave out --ray-address to let the worker start its own."
-            ) from None
+            remedy = (
+                "Start the worker again when the machine is less busy, or start a cluster with `ray start --head` and "
+                "give --ray-address auto."
+                if address is None
+                else "Start one with `ray start --head`, or leave out --ray-address to let the worker start its own."
+            )
+            raise UsageError(f"no Ray cluster could be had {where}: {_first_line(error)} {remedy}") from None
+
+    def _begin(self, settings: dict[str, Any], folder: str | None) -> None:
+        """A Ray of our own gets another chance: on a busy machine the first start can take longer than Ray allows."""
+        for _ in range(_STARTS - 1):
+            try:
+                self._ray.init(**settings)
+                return
+            except Exception as error:
+                if folder is None:
+                    raise
+                _log.warning("Ray did not start", extra={"fields": {"reason": _first_line(error)}})
+                self._ray.shutdown()
+                _end_processes_of(folder)
+        self._ray.init(**settings)
 
 
 def _leave(ray: Any, owned: bool, folder: str | None) -> None:
@@ -251,6 +270,15 @@ def _leave(ray: Any, owned: bool, folder: str | None) -> None:
             ray.shutdown()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_processes_of(folder: str) -> None:
+    """What Ray started, and does not know any more. The folder is ours alone, and stands in their command lines."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if folder.encode() in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _expect(op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> None:
