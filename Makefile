@@ -30,7 +30,7 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/mypy
 
 test: lint ## lint, then every kind of test at a reduced count, on two cores
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-all: lint ## lint, then every test at its full count, with a summary table
 	$(BIN)/pytest --full
