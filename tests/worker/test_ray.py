@@ -447,7 +447,7 @@ def test_a_worker_with_ray_serves_an_enclave_and_leaves_no_process(tmp_path: Pat
             finally:
                 link.close()
             process.send_signal(number)
-            assert process.wait(30) == code
+            assert process.wait(60) == code
             gone = 30.0 if code == 0 else 120.0  # after kill -9, agents of Ray look for their parent now and then
             wait_until(lambda: not any(map(alive, processes)), "Ray's processes to end", gone)
             if code == 0:

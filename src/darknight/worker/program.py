@@ -6,10 +6,10 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -195,7 +195,7 @@ class _Signals:
     """SIGTERM and SIGINT ask for a stop; the second one ends the program where it stands."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event, made for handlers of signals
         self._first: int | None = None
         self._before: dict[signal.Signals, object] = {}
 
@@ -210,12 +210,10 @@ class _Signals:
 
     def wait(self) -> int:
         """The first signal's number."""
-        self._asked.wait()
-        assert self._first is not None
-        return self._first
+        return self._asked.get()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._first is not None:
             os._exit(INTERRUPTED if number == signal.SIGINT else FAILED)
         self._first = number
-        self._asked.set()
+        self._asked.put(number)

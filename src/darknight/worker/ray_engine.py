@@ -40,6 +40,7 @@ from darknight.types import Weights
 from darknight.worker.ray_actors import Array, Crew
 
 _STARTS = 3  # of a Ray of our own; it allows 30 s for each
+_FAREWELL = 10.0  # seconds for a Ray of our own to end; then its processes are killed
 _ATTEMPTS = 4  # at a slice or a sum whose actors die under it
 _log = logging.getLogger("darknight.worker")
 
@@ -74,7 +75,7 @@ class RayEngine:
             raise UsageError(
                 "the Ray engine needs Ray, which is not installed here: pip install 'ray>=2.50', or use --engine local."
             ) from None
-        folder = tempfile.mkdtemp(prefix="darknight-ray-") if address is None else None
+        folder = self._folder = tempfile.mkdtemp(prefix="darknight-ray-") if address is None else None
         owned = not self._ray.is_initialized()
         self._leave = weakref.finalize(self, _leave, self._ray, owned, folder)  # also at the end of the program
         if owned:
@@ -136,7 +137,8 @@ class RayEngine:
     def close(self) -> None:
         with self._lock:
             self._weights.clear()
-        self._crew.close()
+        with _no_longer_than(_FAREWELL, self._folder):
+            self._crew.close()
         self._leave()
 
     # --- scatter and gather -----------------------------------------------------------------------------------------
@@ -266,10 +268,30 @@ class RayEngine:
 
 def _leave(ray: Any, owned: bool, folder: str | None) -> None:
     if owned and ray.is_initialized():
-        with _own_signals():
+        with _own_signals(), _no_longer_than(_FAREWELL, folder):
             ray.shutdown()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _no_longer_than(seconds: float, folder: str | None) -> Iterator[None]:
+    """On a busy machine Ray can take minutes to end itself. If it is ours, its processes are killed then."""
+    if folder is None:
+        yield
+        return
+
+    def end() -> None:
+        _log.warning("Ray does not end; its processes are killed", extra={"fields": {"seconds": seconds}})
+        _end_processes_of(folder)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _end_processes_of(folder: str) -> None:
@@ -310,6 +332,7 @@ def _prepare_own_ray() -> None:
         # Ray takes "127.0.0.1" for "find a better address"; this makes it keep to loopback, as on other systems.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",
+        "RAY_worker_niceness": "0",  # its actors are the worker, not something that runs beside it
     }
     if sys.modules.get("ray") is None:
         os.environ.update(settings, RAY_AUTH_TOKEN=secrets.token_hex(32))
