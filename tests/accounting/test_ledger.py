@@ -5,6 +5,7 @@ import json
 import pytest
 
 from darknight.accounting import (
+    Blamed,
     BoundRaised,
     DoneInEnclave,
     Failed,
@@ -18,9 +19,14 @@ from darknight.accounting import (
     Spent,
     Traffic,
     Unchecked,
+    Unexplained,
     Verified,
 )
 from darknight.types import Pass
+
+LIE = Blamed(
+    layer="fc", call=7, kind=Pass.GRAD_WEIGHT, check="freivalds", worker="w3", seat=2, finding="a wrong answer"
+)
 
 
 def ledger():
@@ -32,6 +38,8 @@ def ledger():
         Verified(layer="a", kind=Pass.FORWARD, check="parity"),
         Unchecked(layer="a", kind=Pass.GRAD_WEIGHT),
         Failed(layer="a", kind=Pass.FORWARD, check="parity"),
+        LIE,
+        Unexplained(layer="a", call=8, kind=Pass.FORWARD, check="freivalds"),
         Overflow(layer="a", kind=Pass.FORWARD),
         BoundRaised(layer="a", what="input", bound=2.0),
         Traffic(sent=100, received=50),
@@ -54,10 +62,18 @@ def test_the_summary_adds_up_and_is_plain_json():
         "passed": {"forward": 2, "grad_input": 0, "grad_weight": 0},
         "unchecked": {"forward": 0, "grad_input": 0, "grad_weight": 2},
         "failed": 2,
+        "blamed": [{**vars(LIE), "kind": "grad_weight"}] * 2,
+        "unexplained": 2,
         "overflows": 2,
     }
     assert summary["traffic"] == {"sent_bytes": 200, "received_bytes": 100}
     assert summary["time"] == {"masking_seconds": 4.0, "waiting_seconds": 2.0, "worker_seconds": 8.0}
+
+
+def test_it_names_liars_with_the_evidence():
+    words = str(ledger())
+    assert "w3 is out: a wrong answer (layer fc, call 7, grad_weight; found by freivalds)" in words
+    assert "2 of the failed checks could be put down to nobody" in words
 
 
 def test_it_says_who_failed_and_who_stood_in():

@@ -137,10 +137,10 @@ def test_closing_waits_for_a_call_of_another_thread():
         dk.protect_(model, runtime)
         gather, waiting, go, found = fleet.gather, threading.Event(), threading.Event(), []
 
-        def slow(*arguments):
+        def slow(*arguments, **named):
             waiting.set()
             go.wait(10)
-            return gather(*arguments)
+            return gather(*arguments, **named)
 
         fleet.gather = slow
         caller = threading.Thread(target=lambda: found.append(model(torch.ones(4, 3))))

@@ -195,10 +195,10 @@ class Interrupted:
                 raise KeyboardInterrupt
             return run(crew, *arguments, **settings)
 
-        def interrupted(fleet, *arguments):
+        def interrupted(fleet, *arguments, **named):
             if self.rounds == at:
                 raise KeyboardInterrupt
-            return gather(fleet, *arguments)
+            return gather(fleet, *arguments, **named)
 
         monkeypatch.setattr(Crew, "run", counted)
         monkeypatch.setattr(Fleet, "gather", interrupted)

@@ -113,7 +113,7 @@ def test_an_unnoticed_wrap_would_change_the_result(monkeypatch):
     scheme = dk.Scheme(inputs=4, colluders=1)
     forced(monkeypatch, 3)
     alone, _ = gradients(lambda: dk.Runtime(scheme, None))
-    monkeypatch.setattr("darknight.integrity.freivalds._moduli", lambda prime: (prime, prime))
+    monkeypatch.setattr("darknight.integrity.freivalds._moduli", lambda prime, wraps: (prime, prime))
     with thread_fleet(scheme) as fleet:
         blind, overflows = gradients(lambda: dk.Runtime(scheme, fleet))
     assert overflows == 0

@@ -136,10 +136,10 @@ def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on():
         dk.protect_(model, runtime)
         expected, gather = model(x), fleet.gather
 
-        def interrupted(*arguments):
+        def interrupted(*arguments, **named):
             with pytest.raises(dk.errors.FleetError, match="inside a layer call"):
                 model(x)
-            return gather(*arguments)
+            return gather(*arguments, **named)
 
         fleet.gather = interrupted
         assert torch.equal(model(x), expected)

@@ -1,6 +1,7 @@
 """What leaks, in nats (the paper's theorems as written, and the bounds that hold), and the ledger of what happened."""
 
 from darknight.accounting.events import (
+    Blamed,
     BoundRaised,
     DoneInEnclave,
     Event,
@@ -14,6 +15,7 @@ from darknight.accounting.events import (
     Spent,
     Traffic,
     Unchecked,
+    Unexplained,
     Verified,
 )
 from darknight.accounting.leakage import Dependence, coalition_bound, gaussian_information, worst_coalition
@@ -22,6 +24,7 @@ from darknight.accounting.theorems import entropy, lemma_1, lemma_2, theorem_1, 
 
 __all__ = [
     "ONE_OPERATOR",
+    "Blamed",
     "BoundRaised",
     "Dependence",
     "DoneInEnclave",
@@ -37,6 +40,7 @@ __all__ = [
     "Spent",
     "Traffic",
     "Unchecked",
+    "Unexplained",
     "Verified",
     "coalition_bound",
     "entropy",

@@ -53,6 +53,33 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blamed:
+    """A worker gave an answer that does not fit its own share, and is out. The evidence; no values of data.
+
+    check: what noticed: "freivalds", "parity", or "range" for values that no honest worker can have computed.
+    finding: in words, what was wrong.
+    """
+
+    layer: str
+    call: int
+    kind: Pass
+    check: str
+    worker: str
+    seat: int
+    finding: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unexplained:
+    """A check failed, though each answer fits its own share as far as rounding tells. The enclave did the pass."""
+
+    layer: str
+    call: int
+    kind: Pass
+    check: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Overflow:
     """A result left the field's range and was computed again at a smaller scale. Workers can see that it was."""
 
@@ -129,6 +156,8 @@ Event = (
     | Verified
     | Unchecked
     | Failed
+    | Blamed
+    | Unexplained
     | Overflow
     | BoundRaised
     | Traffic

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from darknight.accounting.events import (
+    Blamed,
     BoundRaised,
     DoneInEnclave,
     Event,
@@ -19,6 +21,7 @@ from darknight.accounting.events import (
     Spent,
     Traffic,
     Unchecked,
+    Unexplained,
     Verified,
 )
 from darknight.types import Pass
@@ -54,6 +57,8 @@ class Ledger:
         self.passed: Counter[Pass] = Counter()
         self.unchecked: Counter[Pass] = Counter()
         self.failed: list[Failed] = []
+        self.blamed: list[Blamed] = []
+        self.unexplained: list[Unexplained] = []
         self.overflows: Counter[str] = Counter()
         self.bounds_raised: list[BoundRaised] = []
         self.missed: Counter[str] = Counter()
@@ -72,6 +77,8 @@ class Ledger:
             Verified: self._verified,
             Unchecked: self._unchecked,
             Failed: self.failed.append,
+            Blamed: self.blamed.append,
+            Unexplained: self.unexplained.append,
             Overflow: self._overflow,
             BoundRaised: self.bounds_raised.append,
             Traffic: self._traffic,
@@ -127,6 +134,8 @@ class Ledger:
                 "passed": {kind.value: self.passed[kind] for kind in Pass},
                 "unchecked": {kind.value: self.unchecked[kind] for kind in Pass},
                 "failed": len(self.failed),
+                "blamed": [_evidence(event) for event in self.blamed],
+                "unexplained": len(self.unexplained),
                 "overflows": self.overflows.total(),
             },
             "bounds_raised": len(self.bounds_raised),
@@ -158,6 +167,7 @@ class Ledger:
             f"leakage      {self.leakage_in_words}",
             *(f"not covered  {line}" for line in self.not_covered),
             f"integrity    {checks} checks passed, {len(self.failed)} failed{unchecked}",
+            *(f"             {line}" for line in self._blame_in_words),
             changes,
             f"faults       {self._faults_in_words}",
             *(f"             {reason}" for _, reason in sorted(self.reasons.items())),
@@ -166,6 +176,17 @@ class Ledger:
             f"{self.waiting_seconds:.1f} s waiting for workers ({self.worker_seconds:.1f} s of computing)",
         ]
         return "\n".join(lines)
+
+    @property
+    def _blame_in_words(self) -> list[str]:
+        lines = [
+            f"{event.worker} is out: {event.finding} (layer {event.layer}, call {event.call}, {event.kind.value}; "
+            f"found by {event.check})"
+            for event in self.blamed
+        ]
+        if self.unexplained:
+            lines.append(f"{len(self.unexplained)} of the failed checks could be put down to nobody")
+        return lines
 
     @property
     def _faults_in_words(self) -> str:
@@ -212,3 +233,7 @@ class Ledger:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
+
+
+def _evidence(event: Blamed) -> dict[str, object]:
+    return {**asdict(event), "kind": event.kind.value}

@@ -26,7 +26,7 @@ from torch import Tensor
 from darknight.errors import FleetError, UsageError, WorkerError
 from darknight.fleet.deadlines import Deadlines
 from darknight.fleet.member import Line, Member, quoted
-from darknight.types import Answer, Expected, Forget, Record, Task, Weights
+from darknight.types import Answer, Expected, Forget, Pass, Record, Task, Weights
 from darknight.wire import LinkError, Refused
 
 _ROUNDS = 0.25  # seconds between looks at who is missing, and what can be forgotten
@@ -50,12 +50,14 @@ class Owner(Protocol):
 class Outcome:
     """What came of a round of tasks: answers, and an error for each worker that gave none.
 
-    refused: the workers among them that said no in words, and live on.
+    refused: the workers among them that said no in words, and live on. impossible: those whose answer had values that
+    no honest worker can have computed, and for which pass; they are out.
     """
 
     answers: dict[int, Answer] = field(default_factory=dict)
     lost: dict[int, WorkerError] = field(default_factory=dict)
     refused: frozenset[int] = frozenset()
+    impossible: dict[int, Pass] = field(default_factory=dict)
 
 
 class Fleet:
@@ -176,11 +178,14 @@ class Fleet:
                 except Refused as error:
                     outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
                     refused.add(worker)
+                except _Nonsense as error:
+                    outcome.lost[worker] = self._lines[worker].failed(error)
+                    outcome.impossible[worker] = error.kind
                 except LinkError as error:
                     outcome.lost[worker] = self._lines[worker].failed(error)
         if outcome.answers and not outcome.lost and within is None:
             self._deadlines.measured(key, times)
-        return Outcome(outcome.answers, outcome.lost, frozenset(refused))
+        return Outcome(outcome.answers, outcome.lost, frozenset(refused), outcome.impossible)
 
     def owes(self, worker: int, future: Future[Answer]) -> None:
         """Another answer that a worker without an answer has not given: it gets nothing more before this one came."""
@@ -194,8 +199,26 @@ class Fleet:
         for kind, tensor in answer.tensors.items():
             if complaint := _complaint(tensor, expected):
                 self._lines[worker].expel(f"{kind.value}: an answer {complaint}")
-                raise _Nonsense(f"{kind.value}: an answer {complaint}")
+                raise _Nonsense(f"{kind.value}: an answer {complaint}", kind)
         return answer
+
+    # --- quarantine -------------------------------------------------------------------------------------------------
+    @property
+    def quarantined(self) -> dict[int, str]:
+        """The workers that are out because of what they did, and what that was. Nothing is sent to them."""
+        return {line.number: line.expelled for line in self._lines if line.expelled}
+
+    def expel(self, worker: int, reason: str) -> None:
+        """Puts a worker out: it gets nothing more, and nothing that comes from it is believed."""
+        self._lines[worker].expel(reason)
+
+    def readmit(self, worker: int) -> None:
+        """Takes a worker back that was out, when its operator has found out why. It begins with an empty memory."""
+        self.refuse_closed()
+        if not 0 <= worker < self.workers:
+            raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
+        with suppress(LinkError):  # it is dialled again later
+            self._lines[worker].readmit()
 
     # --- whose they are ---------------------------------------------------------------------------------------------
     def attach(self, runtime: Owner) -> None:
@@ -265,6 +288,10 @@ class Fleet:
 
 class _Nonsense(LinkError):  # noqa: N818
     """Values that no honest worker can have computed. The worker is expelled already."""
+
+    def __init__(self, message: str, kind: Pass) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def _end(lines: Sequence[Line], over: threading.Event, on_close: Callable[[], object] | None) -> None:

@@ -39,7 +39,7 @@ class Line:
         silent     it missed a deadline: it gets nothing more until every answer that it owes has arrived; then it rests
                    for a while, and begins afresh
         broken     the link is gone; it is dialled again from time to time
-        expelled   it broke the protocol, and is not dialled again
+        expelled   it broke the protocol, or lied, and is not dialled again before it is readmitted
     """
 
     def __init__(self, number: int, member: Member) -> None:
@@ -113,6 +113,14 @@ class Line:
             self.expelled = reason
             _log.warning("worker %d (%s) is out: %s", self.number, self.member.name, reason)
         self.close()
+
+    def readmit(self) -> None:
+        """Dials an expelled worker again. Raises LinkError where that fails; then it is dialled from time to time."""
+        if self.expelled:
+            with self._lock:
+                self._link, self.expelled = None, ""  # also if the old link knows that it broke the protocol
+            self.expect()
+            self.dial(now=True)
 
     def late(self, owed: Future[Answer]) -> WorkerError:
         """It missed the deadline of `owed`. When all that it owes has come after all, it begins with an empty memory.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +41,13 @@ _SHARED_REACH = 2.0**46
 _FEW_LIMBS = 1 << 17  # products of two centred values that three limbs carry
 
 
-def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int, stream: Stream) -> Tensor:
-    """y, if it is <w, x>: centred integers y, quantised x and w."""
+def verified_forward(
+    op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int, stream: Stream, *, wraps: bool = False
+) -> Tensor:
+    """y, if it is <w, x>: centred integers y, quantised x and w.
+
+    wraps: the operands are residues, as in a share, and so is the result: it is checked modulo the prime alone.
+    """
     rows, weight = op.rows(y), w.to(torch.float64)
     y_shape = op.output_shape(tuple(x.shape), tuple(w.shape))
     _expect(y, y_shape, Pass.FORWARD)
@@ -51,13 +56,22 @@ def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int
     v = _vectors(stream, plan, rows.shape[0])
     folded = _fold_channels(op, rows, u, 1)
     weights, inputs = op.fold_weight_output(weight, u), _fold_rows(op.rows(x), v)
-    expected = _projected(weights, inputs, 1, prime, lambda rows, stack: op.project_forward(rows, stack, y_shape))
-    _compare(Pass.FORWARD, prime, [collapse_rows(centred(folded, m), v) for m in _moduli(prime)], expected)
+    moduli = _moduli(prime, wraps)
+    expected = _projected(weights, inputs, 1, moduli, lambda rows, stack: op.project_forward(rows, stack, y_shape))
+    _compare(Pass.FORWARD, moduli, [collapse_rows(centred(folded, m), v) for m in moduli], expected)
     return y
 
 
 def verified_grad_input(
-    op: BilinearOp, gx: Tensor, delta: Tensor, w: Tensor, x_shape: Shape, prime: int, stream: Stream
+    op: BilinearOp,
+    gx: Tensor,
+    delta: Tensor,
+    w: Tensor,
+    x_shape: Shape,
+    prime: int,
+    stream: Stream,
+    *,
+    wraps: bool = False,
 ) -> Tensor:
     """gx, if it is <w, delta>^T: centred integers gx of x_shape, quantised delta and w."""
     _expect(gx, x_shape, Pass.GRAD_INPUT)
@@ -68,15 +82,24 @@ def verified_grad_input(
     v = _vectors(stream, plan, rows.shape[0])
     folded = _fold_channels(op, rows, u, 1)
     weights, deltas = op.fold_weight_input(weight, u), _fold_rows(op.rows(delta), v)
+    moduli = _moduli(prime, wraps)
     expected = _projected(
-        weights, deltas, op.copies(x_shape), prime, lambda rows, stack: op.project_grad_input(rows, stack, x_shape)
+        weights, deltas, op.copies(x_shape), moduli, lambda rows, stack: op.project_grad_input(rows, stack, x_shape)
     )
-    _compare(Pass.GRAD_INPUT, prime, [collapse_rows(centred(folded, m), v) for m in _moduli(prime)], expected)
+    _compare(Pass.GRAD_INPUT, moduli, [collapse_rows(centred(folded, m), v) for m in moduli], expected)
     return gx
 
 
 def verified_grad_weight(
-    op: BilinearOp, gw: Tensor, x: Tensor, delta: Tensor, w_shape: Shape, prime: int, stream: Stream
+    op: BilinearOp,
+    gw: Tensor,
+    x: Tensor,
+    delta: Tensor,
+    w_shape: Shape,
+    prime: int,
+    stream: Stream,
+    *,
+    wraps: bool = False,
 ) -> Tensor:
     """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
     _expect(gw, w_shape, Pass.GRAD_WEIGHT)
@@ -93,8 +116,9 @@ def verified_grad_weight(
     def project(left: Tensor, right: Tensor) -> Tensor:
         return op.project_grad_weight(left, right, w_shape)
 
-    expected = [_summed(project, inputs, deltas, per_row, m) for m in _moduli(prime)]
-    _compare(Pass.GRAD_WEIGHT, prime, [op.contract_folded(centred(folded, m), v) for m in _moduli(prime)], expected)
+    moduli = _moduli(prime, wraps)
+    expected = [_summed(project, inputs, deltas, per_row, m) for m in moduli]
+    _compare(Pass.GRAD_WEIGHT, moduli, [op.contract_folded(centred(folded, m), v) for m in moduli], expected)
     return gw
 
 
@@ -120,12 +144,12 @@ def repetitions(longest: int, prime: int) -> Repetitions:
     return Repetitions(-(-SOUNDNESS_BITS // (bits - 1)), bits)
 
 
-def _moduli(prime: int) -> tuple[int, int]:
-    return prime, WITNESS[prime]
+def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
+    return (prime,) if wraps else (prime, WITNESS[prime])
 
 
 def _projected(
-    weights: Tensor, rows: Tensor, copies: int, prime: int, project: Callable[[Tensor, Tensor], Tensor]
+    weights: Tensor, rows: Tensor, copies: int, moduli: Sequence[int], project: Callable[[Tensor, Tensor], Tensor]
 ) -> list[Tensor]:
     """The cheap side modulo each prime. The folded operands are exact integers, so one product serves both primes."""
     bound, reach = _largest(weights), _largest(rows) * copies * math.prod(weights.shape[1:])
@@ -137,11 +161,11 @@ def _projected(
         products = float(copies * math.prod(weights.shape[1:]))
         return [
             exact(apart, centred(weights, m), centred(rows, m), bound=_half(m), reach=_half(m) * products, prime=m)
-            for m in _moduli(prime)
+            for m in moduli
         ]
     limbs = limbs_for(bound, reach)
     partials = project(rows, torch.stack(split(weights, limbs), dim=1)).unbind(1)
-    return [recombined([centred(partial, m) for partial in partials], limbs, m) for m in _moduli(prime)]
+    return [recombined([centred(partial, m) for partial in partials], limbs, m) for m in moduli]
 
 
 def _largest(values: Tensor) -> float:
@@ -167,10 +191,10 @@ def _half(modulus: int) -> float:
     return float(modulus // 2 + 8)
 
 
-def _compare(kind: Pass, prime: int, found: list[Tensor], expected: list[Tensor]) -> None:
+def _compare(kind: Pass, moduli: Sequence[int], found: list[Tensor], expected: list[Tensor]) -> None:
     equal = [
         torch.equal(residues(centred(ours, m), m), residues(theirs, m))
-        for ours, theirs, m in zip(found, expected, _moduli(prime), strict=True)
+        for ours, theirs, m in zip(found, expected, moduli, strict=True)
     ]
     if not equal[0]:
         raise IntegrityError(
@@ -178,7 +202,7 @@ def _compare(kind: Pass, prime: int, found: list[Tensor], expected: list[Tensor]
             kind=kind.value,
             check="freivalds",
         )
-    if not equal[1]:
+    if not all(equal):
         raise RangeError(
             f"{kind.value}: the result exceeds the field's range. Repeat the pass at a smaller scale.",
             kind=kind.value,

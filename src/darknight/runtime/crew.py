@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Missed, Reseated, Traffic
+from darknight.accounting import Blamed, Ledger, Missed, Reseated, Traffic
 from darknight.coding import Scheme
 from darknight.errors import FleetError, WorkerError
 from darknight.fleet import Custody, Fleet, Seats
@@ -26,7 +26,7 @@ from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, W
 
 T = TypeVar("T")
 
-_AT_ONCE = 5.0  # seconds for what a worker must have done before the answer that it gave
+_AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,9 +52,10 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Answers by seat, and why workers gave none; `refused` said so in words, and live on."""
+    """Answers by seat, and who gave them; why workers gave none; `refused` said so in words, and live on."""
 
     answers: dict[int, Mapping[Pass, Tensor]]
+    by: dict[int, int]
     lost: dict[int, WorkerError]
     refused: frozenset[int]
 
@@ -103,8 +104,12 @@ class Crew:
         orders: Mapping[int, Order],
         key: Hashable,
         meanwhile: Callable[[], None] = lambda: None,
+        within: float | None = None,
     ) -> Round:
-        """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing."""
+        """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing.
+
+        key, within: as in `Fleet.gather`.
+        """
         begun = time.perf_counter()
         asked, lost, sent = {}, {}, 0
         first, nothing = {}, Expected({}, torch.int32, self._prime)
@@ -122,7 +127,8 @@ class Crew:
         meanwhile()
         begun += time.perf_counter() - busy  # not a time of waiting
         try:
-            outcome = self._fleet.gather(asked, {order.worker: order.expected for order in orders.values()}, key)
+            forms = {order.worker: order.expected for order in orders.values()}
+            outcome = self._fleet.gather(asked, forms, key, within=within)
             # If one of these was refused, so was the task. But none may stay open: it would hold memory for ever.
             for worker in first.keys() & outcome.lost.keys():
                 self._fleet.owes(worker, first[worker])
@@ -135,13 +141,36 @@ class Crew:
         lost.update(outcome.lost)
         for worker, reason in lost.items():
             self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
+        for seat, order in orders.items():
+            if order.worker in outcome.impossible:
+                self._blame(layer, seat, order, outcome.impossible[order.worker])
         self._count(outcome.answers, waited)
         answers = {
             seat: outcome.answers[order.worker].tensors
             for seat, order in orders.items()
             if order.worker in outcome.answers
         }
-        return Round(answers, lost, outcome.refused)
+        return Round(answers, {seat: orders[seat].worker for seat in answers}, lost, outcome.refused)
+
+    def question(self, layer: Layer, weights: SentWeights, orders: Mapping[int, Order]) -> Round:
+        """The same for workers that are suspected: whoever does not answer at once has nothing to say."""
+        return self.run(layer, weights, orders, key=None, within=_AT_ONCE)
+
+    def expel(self, worker: int, reason: str) -> None:
+        self._fleet.expel(worker, reason)
+
+    def _blame(self, layer: Layer, seat: int, order: Order, kind: Pass) -> None:
+        self._ledger.record(
+            Blamed(
+                layer=layer.label,
+                call=order.task.call,
+                kind=kind,
+                check="range",
+                worker=self.name(order.worker),
+                seat=seat,
+                finding="values outside the field" if self._prime is not None else "values that are not finite",
+            )
+        )
 
     def _count(self, answers: Mapping[int, Answer], waited: float) -> None:
         self.worker_seconds += sum(min(answer.seconds, waited) for answer in answers.values())  # as far as it can be

@@ -1,11 +1,4 @@
-"""A pass over the workers: who computes what, and who stands in for those that fail.
-
-In the order of preference, for an answer that is missing:
-
-1. Forward and grad input: another worker's. The systematic code has workers that idle in a pass and hold a share all
-   the same; any K + M answers decode. This needs a check that does not need *all* answers (Freivalds).
-2. A standby's, which gets the share unchanged. Weight gradients have no redundancy, so theirs begin here.
-3. The enclave's own: it makes the share again from the same noise and does that worker's part.
+"""A pass over the workers: who gets what, and who stands in for those that fail (`runtime.gathered`).
 
 Guarantees: results do not depend on who failed (Field: bit for bit; contract tests: tests/runtime/test_faults.py).
 Leaks: that a worker failed, and when; nothing about the data decides who takes part.
@@ -13,18 +6,20 @@ Leaks: that a worker failed, and when; nothing about the data decides who takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from darknight.accounting import DoneInEnclave, Ledger, Resent
+from darknight.accounting import Ledger, Resent
 from darknight.coding import Code, Field, Mixing, Scheme, group_count
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp, either
 from darknight.runtime.crew import Crew, Order, Round
+from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
 from darknight.types import BackwardTask, Expected, ForwardTask, Pass
 
@@ -61,34 +56,38 @@ class Exchange:
         self._crew.forget()
 
     # --- passes -----------------------------------------------------------------------------------------------------
+    @contextmanager
     def forward(
         self, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, saved: Saved, keep: bool
-    ) -> dict[int, Tensor]:
+    ) -> Iterator[Gathered]:
         """Enough answers to decode, by seat. Notes in `saved` who keeps which share."""
-        weights, failed, rounds = saved.weights, set[int](), list[Round]()
+        weights, crew, failed = saved.weights, self._crew, set[int]()
         shape = op.output_shape(tuple(shares.shape[1:]), tuple(weights.tensor.shape))
         keeping = frozenset(code.grad_rows if keep else ())
 
+        def task(call: int, share: Tensor, *, compute: bool, keep: bool) -> ForwardTask:
+            return ForwardTask(
+                layer=layer.name, call=call, version=weights.version, tensor=share, compute=compute, keep=keep
+            )
+
+        def expected(groups: int, compute: bool = True) -> Expected:
+            return Expected({Pass.FORWARD: (groups, *shape[1:])} if compute else {}, self.dtype, self.prime)
+
         def order(seat: int, compute: bool) -> Order | None:
-            worker = self._crew.seats.worker(seat)
-            if worker is None or worker in failed or not self._crew.custody.may_send(saved.call, seat, worker):
+            worker = crew.seats.worker(seat)
+            if worker is None or worker in failed or not crew.custody.may_send(saved.call, seat, worker):
                 return None
             self._note_sent(layer, saved.call, seat, worker)
-            task = ForwardTask(
-                layer=layer.name,
-                call=saved.call,
-                version=weights.version,
-                tensor=shares[seat],
-                compute=compute,
-                keep=seat in keeping,
+            return Order(
+                holder=crew.now(worker),
+                task=task(saved.call, shares[seat], compute=compute, keep=seat in keeping),
+                expected=expected(shape[0], compute),
             )
-            expected = Expected({Pass.FORWARD: shape} if compute else {}, self.dtype, self.prime)
-            return Order(holder=self._crew.now(worker), task=task, expected=expected)
 
-        def ask(seats: Iterable[int], also: Iterable[int] = (), meanwhile: Meanwhile = _nothing) -> dict[int, Tensor]:
+        def ask(seats: Iterable[int], also: Iterable[int] = (), meanwhile: Meanwhile = _nothing) -> Round:
             computing = set(seats)
             orders = {j: made for j in sorted({*computing, *also}) if (made := order(j, j in computing)) is not None}
-            found = self._crew.run(
+            found = crew.run(
                 layer,
                 weights,
                 orders,
@@ -96,25 +95,52 @@ class Exchange:
                 meanwhile=partial(meanwhile, computing - orders.keys()),
             )
             failed.update(found.lost)
-            rounds.append(found)
             for seat in keeping & found.answers.keys():
                 saved.holders[seat] = orders[seat].holder
-            return {seat: found.answers[seat][Pass.FORWARD] for seat in computing & found.answers.keys()}
+            return found
+
+        def question(suspects: dict[int, int], mix: Mix) -> Round:
+            return crew.question(
+                layer,
+                weights,
+                {
+                    seat: Order(
+                        holder=crew.now(worker),
+                        task=task(self.open_call(), mix(shares[seat]), compute=True, keep=False),
+                        expected=expected(1),
+                    )
+                    for seat, worker in suspects.items()
+                },
+            )
 
         self._begin()
-        wanted = self._wanted(Pass.FORWARD, code, lambda seat: self._crew.seats.worker(seat) is not None)
+        wanted = self._wanted(Pass.FORWARD, code, lambda seat: crew.seats.worker(seat) is not None)
 
         def own(seat: int) -> Tensor:
             return either.forward(op, shares[seat], weights.tensor, self.prime)
 
-        parts = _OwnParts(self, layer, Pass.FORWARD, code, own)
-        answers = ask(wanted, also=keeping, meanwhile=parts.make) | parts.made
-        _refuse_refusals(rounds[0])
-        self._stand_in(Pass.FORWARD, code, wanted, answers, ask, parts)
-        if not keep:
-            self._crew.custody.forget(saved.call)
-        return answers
+        gathered = Gathered(
+            call=saved.call,
+            kind=Pass.FORWARD,
+            seats=self._scheme.workers,
+            wanted=wanted,
+            enough=self._enough(Pass.FORWARD, code),
+            ask=ask,
+            settle=crew.settle,
+            question=question,
+            parts=OwnParts(self.ledger, layer, Pass.FORWARD, own),
+        )
+        try:
+            first = ask(wanted, also=keeping, meanwhile=gathered.make)
+            _refuse_refusals(first)
+            gathered.add(first)
+            gathered.fill()
+            yield gathered
+        finally:
+            if not keep:
+                crew.custody.forget(saved.call)
 
+    @contextmanager
     def backward(
         self,
         layer: Layer,
@@ -123,14 +149,13 @@ class Exchange:
         deltas: Tensor,
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
-    ) -> dict[Pass, dict[int, Tensor]]:
+    ) -> Iterator[dict[Pass, Gathered]]:
         """Enough answers, by pass and seat.
 
         deltas: (worker, group, *feature), or in the clear (group, input, *feature). again: the input share of a seat,
         made once more.
         """
-        weights, crew = saved.weights, self._crew
-        failed, rounds = set[int](), list[Round]()
+        weights, crew, failed = saved.weights, self._crew, set[int]()
         clear, masking = not code.masks_gradients, self.open_call()
         share_shape = (group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:])
         shapes = {Pass.GRAD_INPUT: share_shape, Pass.GRAD_WEIGHT: tuple(weights.tensor.shape)}
@@ -138,6 +163,17 @@ class Exchange:
         def holder(seat: int) -> int | None:
             """Who keeps the seat's input share still."""
             return crew.still(saved.holders.get(seat))
+
+        def task(seat: int, delta: Tensor, kinds: tuple[Pass, ...], x_shape: tuple[int, ...]) -> BackwardTask:
+            return BackwardTask(
+                layer=layer.name,
+                call=saved.call,
+                version=weights.version,
+                tensor=delta,
+                passes=kinds,
+                x_shape=x_shape,
+                row=_coefficients(code.B.data[seat], self.prime) if clear else None,
+            )
 
         def order(seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
             keeper, first = holder(seat), None
@@ -160,21 +196,11 @@ class Exchange:
                 )
             if not clear:
                 self._note_sent(layer, masking, seat, worker)
-            task = BackwardTask(
-                layer=layer.name,
-                call=saved.call,
-                version=weights.version,
-                tensor=deltas if clear else deltas[seat],
-                passes=kinds,
-                x_shape=share_shape,
-                row=_coefficients(code.B.data[seat], self.prime) if clear else None,
-            )
             expected = Expected({kind: shapes[kind] for kind in kinds}, self.dtype, self.prime)
-            return Order(holder=crew.now(worker), task=task, expected=expected, first=first)
+            made = task(seat, deltas if clear else deltas[seat], kinds, share_shape)
+            return Order(holder=crew.now(worker), task=made, expected=expected, first=first)
 
-        def ask(
-            kinds: Mapping[int, tuple[Pass, ...]], meanwhile: Meanwhile = _nothing
-        ) -> dict[int, Mapping[Pass, Tensor]]:
+        def ask(kinds: Mapping[int, tuple[Pass, ...]], meanwhile: Meanwhile = _nothing) -> Round:
             orders: dict[int, Order] = {}
             for seat in sorted(kinds):
                 made = order(seat, kinds[seat], {placed.worker for placed in orders.values()})
@@ -188,57 +214,89 @@ class Exchange:
                 meanwhile=partial(meanwhile, kinds.keys() - orders.keys()),
             )
             failed.update(found.lost)
-            rounds.append(found)
             for seat in found.answers:
                 if orders[seat].first is not None:
                     saved.holders[seat] = orders[seat].holder
-            return found.answers
+            return found
+
+        def question(kind: Pass, suspects: dict[int, int], mix: Mix) -> Round:
+            one = (1, *share_shape[1:])
+            return crew.question(
+                layer,
+                weights,
+                {
+                    seat: Order(
+                        holder=crew.now(worker),
+                        task=task(seat, mix(deltas if clear else deltas[seat]), (kind,), one),
+                        expected=Expected({kind: one}, self.dtype, self.prime),
+                    )
+                    for seat, worker in suspects.items()
+                },
+            )
 
         def own(kind: Pass, seat: int) -> Tensor:
             op, w = weights.op, weights.tensor
-            if clear:
-                delta = either.combine_clear(_coefficients(code.B.data[seat], self.prime), deltas, self.prime)
-            else:
-                delta = deltas[seat]
+            delta = self.clear_share(code, deltas, seat) if clear else deltas[seat]
             if kind is Pass.GRAD_INPUT:
                 return either.grad_input(op, delta, w, share_shape, self.prime)
             return either.grad_weight(op, again(seat), delta, tuple(w.shape), self.prime)
 
+        def gather(kind: Pass) -> Gathered:
+            def there(seat: int) -> bool:
+                return holder(seat) is not None or crew.seats.worker(seat) is not None
+
+            return Gathered(
+                call=saved.call,
+                kind=kind,
+                seats=self._scheme.workers,
+                wanted=self._wanted(kind, code, there),
+                enough=self._enough(kind, code),
+                ask=lambda seats: ask(dict.fromkeys(seats, (kind,))),
+                settle=crew.settle,
+                question=partial(question, kind),
+                parts=OwnParts(self.ledger, layer, kind, partial(own, kind)),
+            )
+
         self._begin()
-        wanted = {
-            kind: self._wanted(kind, code, lambda seat: holder(seat) is not None or crew.seats.worker(seat) is not None)
-            for kind in passes
-        }
-        parts = {kind: _OwnParts(self, layer, kind, code, partial(own, kind)) for kind in passes}
+        gathered = {kind: gather(kind) for kind in passes}
 
         def make(vacant: AbstractSet[int]) -> None:
-            for kind in passes:
-                parts[kind].make(vacant & set(wanted[kind]))
+            for part in gathered.values():
+                part.make(vacant)
 
-        everyone = {seat for seats in wanted.values() for seat in seats}
-        found = ask({seat: tuple(kind for kind in passes if seat in wanted[kind]) for seat in everyone}, make)
-        _refuse_refusals(rounds[0])
-        results = {}
-        for kind in passes:
-            answers = {seat: tensors[kind] for seat, tensors in found.items() if kind in tensors} | parts[kind].made
+        everyone = sorted({seat for part in gathered.values() for seat in part.wanted})
+        kinds = {seat: tuple(kind for kind in passes if seat in gathered[kind].wanted) for seat in everyone}
+        try:
+            first = ask(kinds, make)
+            _refuse_refusals(first)
+            for part in gathered.values():
+                part.add(first)
+            for part in gathered.values():
+                part.fill()
+            yield gathered
+        finally:
+            crew.custody.forget(masking)
 
-            def ask_for(seats: Iterable[int], kind: Pass = kind) -> dict[int, Tensor]:
-                return {seat: tensors[kind] for seat, tensors in ask(dict.fromkeys(seats, (kind,))).items()}
+    def clear_share(self, code: Code, deltas: Tensor, seat: int) -> Tensor:
+        """What the worker of a seat makes of gradients in the clear."""
+        return either.combine_clear(_coefficients(code.B.data[seat], self.prime), deltas, self.prime)
 
-            self._stand_in(kind, code, wanted[kind], answers, ask_for, parts[kind])
-            results[kind] = answers
-        crew.custody.forget(masking)
-        return results
+    def expel(self, worker: int, reason: str) -> str:
+        """The worker is out; its name."""
+        self._crew.expel(worker, reason)
+        return self._crew.name(worker)
 
     # --- who --------------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
         self._crew.forget()
         self._crew.settle()
 
-    def any_will_do(self, kind: Pass, code: Code) -> bool:
-        """Whether any K + M answers are enough: parity wants all of them, and a weight gradient is a sum."""
+    def _enough(self, kind: Pass, code: Code) -> int | None:
+        """K + M if any such answers will do. Parity wants all of them, and a weight gradient is a sum: then None."""
         masked = kind is Pass.FORWARD or code.masks_gradients
-        return kind is not Pass.GRAD_WEIGHT and masked and self._scheme.integrity in ("freivalds", "off")
+        if kind is not Pass.GRAD_WEIGHT and masked and self._scheme.integrity in ("freivalds", "off"):
+            return _enough(code.A if kind is Pass.FORWARD else code.B)
+        return None
 
     def _wanted(self, kind: Pass, code: Code, there: Callable[[int], bool]) -> tuple[int, ...]:
         """Seats that compute in this pass: those that decode and the spares; with parity, all.
@@ -255,59 +313,10 @@ class Exchange:
         short = _enough(mixing) - sum(there(seat) for seat in usual)
         return (*usual, *idle[: max(0, short)])
 
-    def _stand_in(
-        self,
-        kind: Pass,
-        code: Code,
-        wanted: Sequence[int],
-        answers: dict[int, Tensor],
-        ask: Callable[[Iterable[int]], Mapping[int, Tensor]],
-        parts: _OwnParts,
-    ) -> None:
-        """Adds to `answers` until they are enough: from workers that idle, from standbys, from the enclave."""
-        mixing = code.A if kind is Pass.FORWARD else code.B
-        short = len(wanted) - len(answers)
-        if self.any_will_do(kind, code):
-            idle = [seat for seat in range(self._scheme.workers) if seat not in wanted]
-            while (short := _enough(mixing) - len(answers)) > 0 and idle:
-                next_ones, idle = idle[:short], idle[short:]
-                answers.update(ask(next_ones))
-        if short <= 0:
-            return
-        self._crew.settle()
-        missing = [seat for seat in wanted if seat not in answers][:short]
-        answers.update(ask(missing))
-        for seat in missing:
-            if seat not in answers:
-                answers[seat] = parts.part(seat)
-
     def _note_sent(self, layer: Layer, masking: int, seat: int, worker: int) -> None:
         """Asks leave of the custody, which raises where a share may not go."""
         if self._crew.custody.sent(masking, seat, worker):
             self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self._crew.name(worker)))
-
-
-class _OwnParts:
-    """Parts of a pass that the enclave does itself; the ledger hears of each."""
-
-    def __init__(
-        self, exchange: Exchange, layer: Layer, kind: Pass, code: Code, compute: Callable[[int], Tensor]
-    ) -> None:
-        self._exchange = exchange
-        self._layer = layer
-        self._kind = kind
-        self._code = code
-        self._compute = compute
-        self.made: dict[int, Tensor] = {}
-
-    def make(self, vacant: AbstractSet[int]) -> None:
-        """Of seats that nobody holds, while the others compute: if their answers are needed at all."""
-        if not self._exchange.any_will_do(self._kind, self._code):
-            self.made = {seat: self.part(seat) for seat in sorted(vacant)}
-
-    def part(self, seat: int) -> Tensor:
-        self._exchange.ledger.record(DoneInEnclave(layer=self._layer.label, kind=self._kind, seat=seat))
-        return self._compute(seat)
 
 
 def _nothing(_: AbstractSet[int]) -> None:

@@ -34,7 +34,8 @@ class Layer:
     """A protected layer. `name` is its key on the wire; `label` what messages call it.
 
     gradients counts its backward passes: the index of the rounding, so that repeating or recomputing a forward pass
-    does not shift it. input_bound and gradient_bound are C1 of Real arithmetic; None until first seen, unless the
+    does not shift it. earlier: the weights before the present ones, to recognise a worker that computes with them.
+    input_bound and gradient_bound are C1 of Real arithmetic; None until first seen, unless the
     input's was declared.
     """
 
@@ -45,6 +46,7 @@ class Layer:
     gradient_bound: float | None = None
     gradients: int = 0
     weights: SentWeights | None = field(default=None, repr=False)
+    earlier: Tensor | None = field(default=None, repr=False)
 
     def state(self) -> LayerState:
         """What a checkpoint keeps of it."""

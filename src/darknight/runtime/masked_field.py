@@ -9,17 +9,20 @@ Leaks: shapes, which passes were asked for, and how often an attempt was repeate
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
-from darknight.coding import Field, Mixing, Scheme, draw_code, field, joined, virtual_batches
-from darknight.integrity import parity, verified_forward, verified_grad_input, verified_grad_weight
+from darknight.coding import Field, Mixing, Scheme, draw_code, field, group_count, joined, virtual_batches
+from darknight.integrity import Given, parity, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
-from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
+from darknight.runtime.checking import checking
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
 
 
@@ -32,6 +35,7 @@ class MaskedField:
         self._exchange = exchange
         self._randomness = randomness
         self._ledger = ledger
+        self._trial = Trial(scheme, exchange, randomness, ledger)
 
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
@@ -44,14 +48,16 @@ class MaskedField:
         saved.stream = noise.number
         if keep:
             self._exchange.forget_with(saved)
-        answers = self._exchange.forward(layer, op, code, shares, saved, keep)
-        # 3. Unmask and check.
-        y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0])
-        if freivalds_checks(self._scheme, Pass.FORWARD):
-            with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
-                verified_forward(op, y, x, weights.tensor, self._prime, self._randomness.fresh())
-        note_unchecked(self._scheme, self._ledger, layer, Pass.FORWARD)
-        return y, saved
+        with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
+            # 3. Unmask and check.
+            case = Case(
+                decode=partial(self._unmasked, layer, Pass.FORWARD, code.A, x.shape[0]),
+                verify=lambda y, _: verified_forward(op, y, x, weights.tensor, self._prime, self._randomness.fresh()),
+                given=lambda seat: Given(
+                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares.shape[1:]), x=shares[seat]
+                ),
+            )
+            return self._trial.settled(layer, gathered, case), saved
 
     def backward(
         self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...]
@@ -69,24 +75,36 @@ class MaskedField:
             groups, noise = virtual_batches(x, self._scheme.inputs), self._randomness.replay(saved.stream)
             return field.encode(code.A, groups, self._prime, noise, rows=[seat])[0]
 
+        def given(kind: Pass, seat: int) -> Given:
+            return Given(
+                op=op,
+                kind=kind,
+                w=w,
+                x_shape=(group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:]),
+                x=again(seat) if kind is Pass.GRAD_WEIGHT else None,
+                delta=deltas[seat] if code.masks_gradients else self._exchange.clear_share(code, deltas, seat),
+            )
+
+        cases = {
+            Pass.GRAD_INPUT: Case(
+                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0]),
+                verify=lambda gx, _: verified_grad_input(
+                    op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh()
+                ),
+                given=partial(given, Pass.GRAD_INPUT),
+            ),
+            Pass.GRAD_WEIGHT: Case(
+                decode=partial(field.decode_gradient, code),
+                verify=lambda gw, _: verified_grad_weight(
+                    op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh()
+                ),
+                given=partial(given, Pass.GRAD_WEIGHT),
+            ),
+        }
         # 2. Send, and wait for the answers.
-        answers = self._exchange.backward(layer, saved, code, deltas, passes, again)
-        # 3. Unmask and check.
-        results = {}
-        if Pass.GRAD_INPUT in passes:
-            gx = self._unmasked(layer, Pass.GRAD_INPUT, code.B, answers[Pass.GRAD_INPUT], delta.shape[0])
-            if freivalds_checks(self._scheme, Pass.GRAD_INPUT):
-                with checking(self._ledger, layer, Pass.GRAD_INPUT, "freivalds"):
-                    verified_grad_input(op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh())
-            results[Pass.GRAD_INPUT] = gx
-        if Pass.GRAD_WEIGHT in passes:
-            gw = field.decode_gradient(code, answers[Pass.GRAD_WEIGHT])
-            if freivalds_checks(self._scheme, Pass.GRAD_WEIGHT):
-                with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
-                    verified_grad_weight(op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh())
-            results[Pass.GRAD_WEIGHT] = gw
-        note_unchecked(self._scheme, self._ledger, layer, *passes)
-        return results
+        with self._exchange.backward(layer, saved, code, deltas, passes, again) as gathered:
+            # 3. Unmask and check.
+            return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor, noise: Stream) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
@@ -102,7 +120,7 @@ class MaskedField:
         groups = virtual_batches(delta, self._scheme.inputs)
         return groups.remainder(self._prime).to(torch.int32)
 
-    def _unmasked(self, layer: Layer, kind: Pass, mixing: Mixing, answers: dict[int, Tensor], examples: int) -> Tensor:
+    def _unmasked(self, layer: Layer, kind: Pass, mixing: Mixing, examples: int, answers: dict[int, Tensor]) -> Tensor:
         if self._scheme.integrity in ("parity", "both"):
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_field_answers(mixing, answers, self._prime, kind)

@@ -9,20 +9,23 @@ Leaks: the bound above, at every sending; with gradients in the clear, the gradi
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear, worst_coalition
 from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, joined, real, virtual_batches
 from darknight.errors import EncodingError
-from darknight.integrity import parity
+from darknight.integrity import Given, parity
 from darknight.integrity import real as checks
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
 from darknight.runtime.bounds import Bounds
-from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
+from darknight.runtime.checking import checking
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
 
 
@@ -42,6 +45,7 @@ class MaskedReal:
         self._randomness = randomness
         self._bounds = bounds
         self._ledger = ledger
+        self._trial = Trial(scheme, exchange, randomness, ledger)
 
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
@@ -61,20 +65,28 @@ class MaskedReal:
         if keep:
             saved.values, saved.grid = values, grid
             self._exchange.forget_with(saved)
-        answers = self._exchange.forward(layer, op, code, shares, saved, keep)
-        # 3. Unmask and check.
-        y = self._unmasked(layer, Pass.FORWARD, code.A, answers, x.shape[0], reach, sent)
-        if freivalds_checks(self._scheme, Pass.FORWARD):
-            spread = checks.decoded_spread(reach, sent, answers)
-            with checking(self._ledger, layer, Pass.FORWARD, "freivalds"):
-                checks.verified_forward(op, y, values, weights.tensor, self._randomness.fresh(), spread=spread)
-        note_unchecked(self._scheme, self._ledger, layer, Pass.FORWARD)
-        return y, saved
+        with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
+            # 3. Unmask and check.
+            case = Case(
+                decode=partial(self._unmasked, layer, Pass.FORWARD, x.shape[0], reach, sent),
+                verify=lambda y, answers: checks.verified_forward(
+                    op,
+                    y,
+                    values,
+                    weights.tensor,
+                    self._randomness.fresh(),
+                    spread=checks.decoded_spread(reach, sent, answers),
+                ),
+                given=lambda seat: Given(
+                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares.shape[1:]), x=shares[seat]
+                ),
+                spreads=lambda: checks.answer_spreads(reach, sent),
+            )
+            return self._trial.settled(layer, gathered, case), saved
 
     def backward(self, layer: Layer, saved: Saved, delta: Tensor, passes: tuple[Pass, ...]) -> dict[Pass, Tensor]:
         code, op, w, dtype = saved.code, saved.weights.op, saved.weights.tensor, self._arithmetic.dtype
         assert code is not None
-        assert saved.values is not None
         assert saved.grid is not None
         # 1. Mask, with noise of its own; or not, if the scheme sends gradients in the clear.
         if code.masks_gradients:
@@ -96,34 +108,54 @@ class MaskedReal:
 
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
-            assert saved.values is not None
             assert saved.grid is not None
-            batches, noise = virtual_batches(saved.values, self._scheme.inputs), self._randomness.replay(saved.stream)
+            batches, noise = virtual_batches(_kept(saved), self._scheme.inputs), self._randomness.replay(saved.stream)
             return real.encode(code.A, batches, saved.grid, noise, dtype, rows=[seat])[0]
 
+        def given(kind: Pass, seat: int) -> Given:
+            return Given(
+                op=op,
+                kind=kind,
+                w=w,
+                x_shape=shapes[0],
+                x=again(seat) if kind is Pass.GRAD_WEIGHT else None,
+                delta=deltas[seat] if code.masks_gradients else self._exchange.clear_share(code, deltas, seat),
+            )
+
+        cases = {
+            Pass.GRAD_INPUT: Case(
+                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, delta.shape[0], reach, sent),
+                verify=lambda gx, answers: checks.verified_grad_input(
+                    op,
+                    gx,
+                    values,
+                    w,
+                    saved.x_shape,
+                    self._randomness.fresh(),
+                    spread=checks.decoded_spread(reach, sent, answers),
+                ),
+                given=partial(given, Pass.GRAD_INPUT),
+                spreads=lambda: checks.answer_spreads(reach, sent),
+            ),
+            Pass.GRAD_WEIGHT: Case(
+                decode=partial(real.decode_gradient, code),
+                verify=lambda gw, _: checks.verified_grad_weight(
+                    op,
+                    gw,
+                    _kept(saved),
+                    values,
+                    tuple(w.shape),
+                    self._randomness.fresh(),
+                    spread=checks.gradient_spread(op, code, inputs, sent, *shapes),
+                ),
+                given=partial(given, Pass.GRAD_WEIGHT),
+                spreads=lambda: checks.equation_spreads(op, code, inputs, sent, *shapes),
+            ),
+        }
         # 2. Send, and wait for the answers.
-        answers = self._exchange.backward(layer, saved, code, deltas, passes, again)
-        # 3. Unmask and check.
-        results = {}
-        if Pass.GRAD_INPUT in passes:
-            found = answers[Pass.GRAD_INPUT]
-            gx = self._unmasked(layer, Pass.GRAD_INPUT, code.B, found, delta.shape[0], reach, sent)
-            if freivalds_checks(self._scheme, Pass.GRAD_INPUT):
-                spread = checks.decoded_spread(reach, sent, found)
-                with checking(self._ledger, layer, Pass.GRAD_INPUT, "freivalds"):
-                    stream = self._randomness.fresh()
-                    checks.verified_grad_input(op, gx, values, w, saved.x_shape, stream, spread=spread)
-            results[Pass.GRAD_INPUT] = gx
-        if Pass.GRAD_WEIGHT in passes:
-            gw = real.decode_gradient(code, answers[Pass.GRAD_WEIGHT])
-            if freivalds_checks(self._scheme, Pass.GRAD_WEIGHT):
-                spread = checks.gradient_spread(op, code, inputs, sent, *shapes)
-                with checking(self._ledger, layer, Pass.GRAD_WEIGHT, "freivalds"):
-                    stream = self._randomness.fresh()
-                    checks.verified_grad_weight(op, gw, saved.values, values, tuple(w.shape), stream, spread=spread)
-            results[Pass.GRAD_WEIGHT] = gw
-        note_unchecked(self._scheme, self._ledger, layer, *passes)
-        return results
+        with self._exchange.backward(layer, saved, code, deltas, passes, again) as gathered:
+            # 3. Unmask and check.
+            return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
@@ -146,16 +178,21 @@ class MaskedReal:
         self,
         layer: Layer,
         kind: Pass,
-        mixing: Mixing,
-        answers: dict[int, Tensor],
         examples: int,
         reach: checks.Reach,
         sent: checks.Sent,
+        answers: dict[int, Tensor],
     ) -> Tensor:
         if self._scheme.integrity in ("parity", "both"):
             with checking(self._ledger, layer, kind, "parity"):
-                parity.verified_real_answers(mixing, answers, kind, spread=checks.answer_spreads(reach, sent))
-        return joined(real.decode(mixing, answers), examples)
+                parity.verified_real_answers(sent.mixing, answers, kind, spread=checks.answer_spreads(reach, sent))
+        return joined(real.decode(sent.mixing, answers), examples)
+
+
+def _kept(saved: Saved) -> Tensor:
+    """The input as it was encoded."""
+    assert saved.values is not None
+    return saved.values
 
 
 def _largest(sent: checks.Sent) -> float:

@@ -1,0 +1,170 @@
+"""What happens when a check fails: the liars are found, named and put out, and the pass is done again without them.
+
+Guarantees: a result comes back only if the check passed, with the answers of workers that remain or with the enclave's
+    own; otherwise IntegrityError. Whoever is put out gave a wrong answer (integrity.blame says how surely), and the
+    ledger has the evidence: layer, call, pass, check, and what was found; no values of data. Contract tests:
+    tests/runtime/test_integrity.py, tests/runtime/test_attacks.py.
+Assumes: what integrity.blame assumes.
+Leaks: to a worker, that it was found out: it gets no work any more. To learn what was wrong with it, it is asked once
+    about a mixture of the groups of the very share that it holds, which tells it nothing that it does not know. In real
+    arithmetic, whether an error near the tolerance is noticed depends on the size of results, as the tolerance does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from darknight.accounting import Blamed, Ledger, Unexplained
+from darknight.coding import Scheme
+from darknight.errors import IntegrityError
+from darknight.integrity import blame
+from darknight.randomness import Randomness, random_signs, uniform_below
+from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
+from darknight.runtime.exchange import Exchange
+from darknight.runtime.gathered import Gathered, Mix
+from darknight.runtime.layer import Layer
+from darknight.types import Pass
+
+WRONG = "a wrong answer"
+STALE = "an answer with the weights of an earlier step"
+OTHER = "an answer with other weights than it was sent"
+
+
+Answers = dict[int, Tensor]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Case:
+    """One pass.
+
+    decode: the result, from answers by seat; it raises if parity is checked and does not hold. verify: raises if the
+    result is wrong. given: what the worker of a seat was given. spreads: by seat, how far an honest answer may be off
+    (Real).
+    """
+
+    decode: Callable[[Answers], Tensor]
+    verify: Callable[[Tensor, Answers], object]
+    given: Callable[[int], blame.Given]
+    spreads: Callable[[], dict[int, float]] = dict
+
+
+class Trial:
+    """Lets results pass that are right, and finds those who keep them from being so."""
+
+    def __init__(self, scheme: Scheme, exchange: Exchange, randomness: Randomness, ledger: Ledger) -> None:
+        self._scheme = scheme
+        self._exchange = exchange
+        self._prime = exchange.prime
+        self._randomness = randomness
+        self._ledger = ledger
+
+    def settled(self, layer: Layer, gathered: Gathered, case: Case) -> Tensor:
+        """The result of the pass, verified; without the workers that gave wrong answers."""
+        while True:
+            try:
+                result = self._checked(layer, gathered, case)
+            except IntegrityError as error:
+                if not gathered.by:  # nobody is left to be wrong but the enclave
+                    raise
+                self._punish(layer, gathered, case, error.check)
+            else:
+                note_unchecked(self._scheme, self._ledger, layer, gathered.kind)
+                return result
+
+    def _checked(self, layer: Layer, gathered: Gathered, case: Case) -> Tensor:
+        kind, answers = gathered.kind, gathered.answers
+        result = case.decode(answers)
+        if freivalds_checks(self._scheme, kind):
+            with checking(self._ledger, layer, kind, "freivalds"):
+                case.verify(result, answers)
+        return result
+
+    def _punish(self, layer: Layer, gathered: Gathered, case: Case, check: str) -> None:
+        """Puts out whoever gave a wrong answer, and replaces what it gave."""
+        by, answers = dict(gathered.by), gathered.answers
+        findings = {seat: WRONG for seat in by if not self._right(case, seat, answers[seat])}
+        if findings:
+            findings |= self._explained(layer, gathered, case, findings)
+            self._put_out(layer, gathered, check, by, findings)
+            gathered.without(findings)
+            return
+        # Errors that are too small for each alone, and not for their sum (Real). The enclave does it all, and can then
+        # compare element by element.
+        theirs = gathered.done_by_enclave()
+        findings = {seat: WRONG for seat in theirs if not self._equal(case, seat, theirs[seat], answers[seat])}
+        if not findings:
+            self._ledger.record(Unexplained(layer=layer.label, call=gathered.call, kind=gathered.kind, check=check))
+        self._put_out(layer, gathered, check, by, findings)
+
+    def _put_out(
+        self, layer: Layer, gathered: Gathered, check: str, by: dict[int, int], findings: dict[int, str]
+    ) -> None:
+        kind, call = gathered.kind, gathered.call
+        for seat, finding in findings.items():
+            reason = f"it gave {finding} (layer {layer.label}, call {call}, {kind.value}; found by {check})"
+            name = self._exchange.expel(by[seat], reason)
+            self._ledger.record(
+                Blamed(layer=layer.label, call=call, kind=kind, check=check, worker=name, seat=seat, finding=finding)
+            )
+
+    # --- what is wrong ----------------------------------------------------------------------------------------------
+    def _right(self, case: Case, seat: int, answer: Tensor, weights: Tensor | None = None) -> bool:
+        """Whether the answer fits what its worker was given, or would with other `weights`."""
+        given, stream = case.given(seat), self._randomness.fresh()
+        if weights is not None:
+            given = replace(given, w=weights)
+        if self._prime is None:
+            return blame.right_in_floats(given, answer, case.spreads()[seat], stream)
+        return blame.right_in_field(given, answer, self._prime, stream)
+
+    def _equal(self, case: Case, seat: int, answer: Tensor, own: Tensor) -> bool:
+        if self._prime is None:
+            return blame.equal_in_floats(answer, own, case.spreads()[seat])
+        return blame.equal_in_field(answer, own, self._prime)
+
+    def _explained(self, layer: Layer, gathered: Gathered, case: Case, seats: Iterable[int]) -> dict[int, str]:
+        """Those of the liars whose weights are to blame: a weight gradient has none.
+
+        Weights of the step before are tried. For any others there is no such test; but whoever computes with other
+        weights does so every time, so its answer to a mixture of what it holds is the mixture of its answers.
+        """
+        if gathered.kind is Pass.GRAD_WEIGHT:
+            return {}
+        earlier, found = layer.earlier, {}
+        if earlier is not None:
+            found = {seat: STALE for seat in seats if self._right(case, seat, gathered.answers[seat], earlier)}
+        rest = [seat for seat in seats if seat not in found]
+        mix = self._mixture(gathered.answers[rest[0]].shape[0]) if rest else None
+        if mix is None:
+            return found
+        for seat, said in gathered.question(rest, mix).items():
+            if self._equal_mixture(case, seat, said, mix(gathered.answers[seat]), gathered.answers[seat].shape[0]):
+                found[seat] = OTHER
+        return found
+
+    def _equal_mixture(self, case: Case, seat: int, said: Tensor, mixed: Tensor, groups: int) -> bool:
+        if self._prime is None:
+            return blame.equal_in_floats(said, mixed, groups * case.spreads()[seat])
+        return blame.equal_in_field(said, mixed, self._prime)
+
+    def _mixture(self, groups: int) -> Mix | None:
+        """Random weights for the groups of a share; None for a share of nothing."""
+        if not groups:
+            return None
+        if self._prime is None:
+            signs = random_signs(self._randomness.fresh(), groups).to(torch.float64)
+            return lambda tensor: torch.tensordot(signs, tensor.to(torch.float64), 1).unsqueeze(0).to(tensor.dtype)
+        prime = self._prime
+        factors = (uniform_below(self._randomness.fresh(), (groups,), prime - 1) + 1).tolist()
+
+        def mixed(tensor: Tensor) -> Tensor:
+            total = torch.zeros_like(tensor[:1], dtype=torch.int64)
+            for factor, part in zip(factors, torch.split(tensor, 1), strict=True):
+                total.add_(part.to(torch.int64).mul_(factor)).remainder_(prime)
+            return total.to(tensor.dtype)
+
+        return mixed
