@@ -53,6 +53,14 @@ def test_settings_come_from_flags_then_variables_then_the_file(monkeypatch, tmp_
     assert seen[1].allow_enclave == (Path("c"),)
 
 
+def test_the_file_makes_no_worker_hostile(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DARKNIGHT_INSECURE_HOSTILE", "1")
+    Path("darknight.toml").write_text('[worker]\nhostile = "noise"\n')
+    assert run(["worker", "--allow-enclave", "c"]) == 2
+    assert "unknown key in [worker]: hostile" in " ".join(capfd.readouterr().err.split())
+
+
 def test_the_worker_speaks_for_itself(capfd, monkeypatch):
     monkeypatch.delenv("DARKNIGHT_WORKER_ALLOW_ENCLAVE", raising=False)
     assert run(["worker", "--help"]) == 0

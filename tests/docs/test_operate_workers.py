@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from darknight.wire.plan import ATTACKS
 from darknight.worker.metrics import Metrics
 from fleet.workers import free_port
 
@@ -56,9 +57,26 @@ def test_the_commands_run_as_written(walk):
         r'^darknight_worker_tasks_total\{outcome="done",pass="forward"\} (\S+)', done.stdout, re.MULTILINE
     )
     assert float(tasks[0]) > 0
-    assert done.stdout.count("stopped tasks_cut_off=0") == 4  # three workers, and one of them twice
+    assert done.stdout.count("stopped tasks_cut_off=0") == 5  # three workers, and one of them three times
     assert "north (1 worker), south (1 worker), east (1 worker)" in done.stdout
     assert json.loads((folder / "run" / "summary.json").read_text())
+
+
+def test_the_attack_is_one_and_is_said_so(walk):
+    done, folder = walk
+    assert len(re.findall(r" lied layer=\S+ call=\d+ pass=\S*grad_weight attack=one-element$", done.stdout, re.M)) == 1
+    assert re.search(r"^  HOSTILE +it lies on purpose: one-element", (folder / "north.txt").read_text(), re.M)
+    assert "HOSTILE" not in (folder / "south.txt").read_text()
+    (evidence,) = json.loads((folder / "attacked" / "summary.json").read_text())["private"]["integrity"]["blamed"]
+    said = f"{evidence['worker']} is out: a wrong answer (layer {evidence['layer']}, call {evidence['call']}, grad_weight)"
+    (shown,) = [block for block in blocks("text") if "is out" in block]
+    assert re.sub(r"\d+", "N", said) == re.sub(r"\d+", "N", shown.strip())
+    assert "is out: a wrong answer" in done.stdout
+
+
+def test_every_attack_of_the_table_is_one_and_none_is_missing():
+    table = PAGE.read_text().split("| attack | what it does |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z-]+)`", table)) == {*ATTACKS, "seed", "factor"}
 
 
 def test_what_a_worker_prints_is_what_the_page_shows(walk):

@@ -4,6 +4,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from darknight.coding import PRIME_28
 from darknight.fleet import Fleet, Member
 from darknight.types import BackwardTask, ForwardTask, Refusal
 from darknight.wire import LinkClosed, LinkError, in_process
@@ -20,6 +21,7 @@ class Plan:
     twice       answers twice
     other       answers a question that nobody asked
     refuse      says that it cannot
+    lie         adds one to the first element of its answer, modulo the prime
     skip        says nothing to this one
     """
 
@@ -61,6 +63,10 @@ class FaultySeat:
                 pass
             case "refuse":
                 self._seat.write(ticket, Refusal(message="no room"))
+            case "lie":
+                for tensor in reply.tensors.values():
+                    tensor.view(-1)[0] = (tensor.view(-1)[0] + 1) % PRIME_28
+                self._seat.write(ticket, reply)
             case _:
                 self._seat.write(ticket, reply)
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,7 +19,9 @@ from darknight.errors import FleetError, UsageError
 from darknight.fleet import local, local_fleet, nursery
 from darknight.fleet.nursery import Berth, Nursery
 from darknight.nn import protect_, unprotect_
+from darknight.ops import Linear, field
 from darknight.runtime import Runtime
+from darknight.types import Expected, ForwardTask, Pass, Weights
 from darknight.wire import LinkClosed
 from darknight.wire.identity import ENCLAVE, Identity
 from fleet.workers import alive, eventually
@@ -119,6 +122,7 @@ def test_a_worker_gets_nothing_of_the_environment_that_could_be_secret(fleet):
     for pid in [*fleet.processes.values(), fleet._nursery.pid]:
         given = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"very-secret" not in given
+        assert b"DARKNIGHT_" not in given
         assert b"MKL_NUM_THREADS=1" in given
         held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
         known = "/dev/", "/memfd:", f"/proc/{pid}/"  # the last: it looks how much memory it has
@@ -164,6 +168,64 @@ def test_a_nursery_that_was_killed_has_no_workers():
             fleet.restart(0)
         with pytest.raises(LinkClosed, match="were stopped"):  # at once, and not when nobody answers there
             fleet._nursery.report(0, 10)
+
+
+# --- workers that lie ------------------------------------------------------------------------------------------------
+HOSTILE = {1: "altered-weights:seed=3", 2: "one-element:passes=forward,every=2"}
+
+
+def forwards(fleet, call):
+    """What each worker answers to the same share, in the field; and the truth."""
+    prime, op = 2**28 - 57, Linear()
+    w = torch.arange(-17, 18, dtype=torch.int32).reshape(7, 5)
+    share = torch.arange(1, 16, dtype=torch.int32).reshape(3, 5)
+    task = ForwardTask(layer="a", call=call, version=1, tensor=share, compute=True, keep=True)
+    expected = Expected({Pass.FORWARD: (3, 7)}, torch.int32, prime)
+    if call == 1:
+        message = Weights(layer="a", version=1, op=op.spec(), prime=prime, tensor=w)  # in memory that all workers share
+        for worker in (2, 1, 0):
+            fleet.post(worker, message)
+    answers = [fleet.ask(worker, task, expected).result(60).tensors[Pass.FORWARD] for worker in (1, 2, 0)]
+    return [answers[2], *answers[:2]], field.forward(op, share, w, prime)
+
+
+def test_some_of_the_workers_lie(monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG, "darknight.worker")
+    monkeypatch.setenv("DARKNIGHT_INSECURE_HOSTILE", "1")
+    with local_fleet(SCHEME, hostile=HOSTILE, record=True) as fleet:
+        told, true = forwards(fleet, 1)
+        assert torch.equal(told[0], true)
+        assert ((told[1] != true).sum(dim=0) == 3).sum() == 1  # one weight: one output of all three examples
+        assert torch.equal(told[2], true)
+        again, true = forwards(fleet, 2)
+        assert torch.equal(again[0], true)
+        assert torch.equal(again[1], told[1])
+        assert (again[2] != true).sum() == 1
+        sent = [[r.tensor for r in fleet.transcript(j) if r.kind == "forward.reply"][-1] for j in range(3)]
+        assert all(torch.equal(seen, answer) for seen, answer in zip(sent, again, strict=True))
+        assert eventually(lambda: caplog.text.count(" lied layer=a ") == 3)
+        assert caplog.text.count("HOSTILE") == 2
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in fleet.processes.values()]
+        assert all(b"DARKNIGHT_INSECURE_HOSTILE=1" in given for given in environments)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "words"),
+    [
+        ({3: "noise"}, "no worker 3; this fleet has workers 0 to 2"),
+        ({True: "noise"}, "no worker True"),
+        ({0: "charm"}, 'no attack is called "charm"'),
+        ({0: None}, "a NoneType for worker 0; needs a plan"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(hostile, words, monkeypatch):
+    monkeypatch.setattr(local, "Nursery", None)  # nothing is started
+    monkeypatch.setenv("DARKNIGHT_INSECURE_HOSTILE", "1")
+    with pytest.raises(UsageError, match=words):
+        local_fleet(SCHEME, hostile=hostile)
+    monkeypatch.delenv("DARKNIGHT_INSECURE_HOSTILE")
+    with pytest.raises(UsageError, match="never where data is real"):
+        local_fleet(SCHEME, hostile=hostile)
 
 
 def test_what_is_no_scheme_is_refused():

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import darknight as dk
+from darknight.runtime import field as field_calls
+from darknight.runtime import scales
 from fleet.threads import thread_fleet
 
 
@@ -51,3 +53,18 @@ def trained_alone(scheme: dk.Scheme, examples: int = 7, seed: int = 0, steps: in
     with dk.Runtime(scheme, None, seed=seed) as runtime:
         dk.protect_(model, runtime)
         return train(model, examples, steps)
+
+
+def forced(monkeypatch, excess: int) -> None:
+    """Scales that are 2^excess times too large: results fill the field's range, and then some."""
+
+    def too_large(estimate):
+        def exponent(*arguments, **options):
+            fitting = estimate(*arguments, **options)
+            # As large as the range allows for this layer's real results, and then `excess` bits more.
+            return fitting + 8 + excess
+
+        return exponent
+
+    monkeypatch.setattr(field_calls, "input_exponent", too_large(scales.input_exponent))
+    monkeypatch.setattr(field_calls, "gradient_exponent", too_large(scales.gradient_exponent))

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 import darknight as dk
-from darknight.runtime import field as field_calls
-from darknight.runtime import scales
 from fleet.threads import thread_fleet
-from runtime.scripts import batch, network, train, trained_alone, trained_by_fleet
+from runtime.scripts import batch, forced, network, train, trained_alone, trained_by_fleet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,21 +66,6 @@ def test_training_is_close_to_plain_training():
 
 
 # --- overflow ---------------------------------------------------------------------------------------------------------
-def forced(monkeypatch, excess: int) -> None:
-    """Scales that are 2^excess times too large: results fill the field's range, and then some."""
-
-    def too_large(estimate):
-        def exponent(*arguments, **options):
-            fitting = estimate(*arguments, **options)
-            # As large as the range allows for this layer's real results, and then `excess` bits more.
-            return fitting + 8 + excess
-
-        return exponent
-
-    monkeypatch.setattr(field_calls, "input_exponent", too_large(scales.input_exponent))
-    monkeypatch.setattr(field_calls, "gradient_exponent", too_large(scales.gradient_exponent))
-
-
 def gradients(runtime_of, examples: int = 6):
     model = network()
     with runtime_of() as runtime:

@@ -5,16 +5,19 @@ With a field the weights are bit for bit those of a training that nothing distur
 
 import string
 from collections import defaultdict
+from functools import cache
 
 import pytest
 import torch
 
 import darknight as dk
+from darknight.coding import PRIME_28
+from darknight.coding.algebra import inverse
 from darknight.fleet import Custody
 from darknight.types import ForwardTask, Pass, Refusal
 from fleet.faults import Plan, faulty_fleet, redial
 from fleet.workers import eventually
-from runtime.scripts import batch, network
+from runtime.scripts import batch, forced, network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,15 +59,25 @@ def disturbed(scheme, plans, standbys=0, between=lambda step: None, **options):
         return train(scheme, fleet, between=between)
 
 
+@cache
+def undisturbed(scheme):
+    return train(scheme, None)[0]
+
+
 def assert_undisturbed(weights, scheme):
-    for found, expected in zip(weights, train(scheme, None)[0], strict=True):
+    for found, expected in zip(weights, undisturbed(scheme), strict=True):
         assert torch.equal(found, expected)
 
 
 # A step of the network is 3 forward replies and 3 backward replies of each worker that takes part.
-@pytest.mark.parametrize("standbys", [0, 1])
+MORE_PLACES = [(1, 1), (3, 0), (9, 0), (9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "standbys"),
+    [(1, 0), (3, 1), (5, 0), (5, 1), *(pytest.param(*place, marks=pytest.mark.full) for place in MORE_PLACES)],
+)
 @pytest.mark.parametrize("fault", ["die", "restart", "hang", "twice", "other", "refuse"])
-@pytest.mark.parametrize("reply", [1, 3, 5, 9])
 def test_one_fault_changes_no_bit(fault, reply, standbys):
     plans = {0: Plan({reply: fault})}
     weights, ledger = disturbed(SCHEME, plans, standbys, patience=0.4 if fault == "hang" else 60.0)
@@ -76,9 +89,11 @@ def test_one_fault_changes_no_bit(fault, reply, standbys):
 
 @pytest.mark.parametrize("standbys", [0, 1])
 @pytest.mark.parametrize("label", SCHEMES)
-def test_every_scheme_survives_the_loss_of_any_worker(label, standbys):
+def test_every_scheme_survives_the_loss_of_any_worker(label, standbys, full):
     scheme = SCHEMES[label]
-    for worker in range(scheme.workers):
+    # A data worker, a carrier of noise and the last one; the usual scheme loses each in turn.
+    some = (0, scheme.inputs, scheme.workers - 1)
+    for worker in range(scheme.workers) if full or scheme is SCHEME else some:
         weights, ledger = disturbed(scheme, {worker: Plan({4: "die"})}, standbys)
         assert_undisturbed(weights, scheme)
         assert ledger.missed
@@ -252,3 +267,75 @@ def test_a_share_that_is_sent_again_is_the_same_share():
     assert both
     for key in both:
         assert torch.equal(first[key], again[key])
+
+
+# --- liars ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("label", [label for label in SCHEMES if label != "off"])
+def test_liars_of_every_scheme_are_out_and_change_no_bit(label):
+    scheme = SCHEMES[label]
+    plans = {0: Plan({2: "lie"}), 1: Plan({6: "lie"})}
+    weights, ledger = disturbed(scheme, plans, standbys=1)
+    assert_undisturbed(weights, scheme)
+    assert {event.worker for event in ledger.blamed} == {"w0", "w1"}
+    assert {event.worker for event in ledger.reseated if event.worker is not None} == {f"w{scheme.workers}"}
+
+
+def test_all_workers_may_lie_at_once():
+    weights, ledger = disturbed(SCHEME, {j: Plan(dict.fromkeys(range(1, 99), "lie")) for j in range(4)})
+    assert_undisturbed(weights, SCHEME)
+    assert {event.worker for event in ledger.blamed} == {"w0", "w1", "w2", "w3"}
+    assert ledger.done_in_enclave[Pass.FORWARD] > 0
+
+
+def test_a_stand_in_may_lie_as_well():
+    always = dict.fromkeys(range(1, 99), "lie")
+    plans = {0: Plan({2: "lie"}), 4: Plan(always), 5: Plan(always)}
+    weights, ledger = disturbed(SCHEME, plans, standbys=2)
+    assert_undisturbed(weights, SCHEME)
+    assert {event.worker for event in ledger.blamed} == {"w0", "w4", "w5"}
+
+
+def mixes(parts: torch.Tensor, mixture: torch.Tensor) -> bool:
+    """Whether `mixture` (1, ...) is a combination of `parts` (group, ...) modulo the prime, with any coefficients."""
+    columns, wanted = parts.flatten(1).tolist(), mixture.flatten().tolist()
+    places = range(len(columns))
+    solved = inverse([[columns[group][place] for group in places] for place in places], PRIME_28)
+    assert solved is not None
+    factors = [sum(solved[group][place] * wanted[place] for place in places) % PRIME_28 for group in places]
+    return all(
+        sum(factor * column[place] for factor, column in zip(factors, columns, strict=True)) % PRIME_28 == value
+        for place, value in enumerate(wanted)
+    )
+
+
+@pytest.mark.parametrize("reply", [1, 5])
+def test_liars_get_no_share_beyond_their_own_and_are_asked_about_nothing_else(reply):
+    """A liar in the first forward pass, or backward; its share goes to a standby whose operator has none."""
+    operators = "abcdba"
+    plans = {0: Plan({reply: "lie"})}
+    with faulty_fleet(operators, plans, patience=60.0) as fleet:
+        weights, ledger = train(SCHEME, fleet)
+    assert_undisturbed(weights, SCHEME)
+    assert {event.worker for event in ledger.blamed} == {"w0"}
+    question = plans[0].seen.pop()
+    assert question.tensor.shape[0] == 1
+    asked_before = plans[0].seen[-1]
+    assert type(question) is type(asked_before)
+    assert mixes(asked_before.tensor, question.tensor)
+    assert not mixes(asked_before.tensor.roll(1, -1), question.tensor)
+    assert max(map(len, shares_by_operator(operators, plans).values())) == 1
+
+
+def test_an_overflow_is_blamed_on_nobody_and_a_lie_in_it_on_the_liar(monkeypatch):
+    scheme = dk.Scheme(inputs=2, colluders=1)
+    forced(monkeypatch, 3)
+    undisturbed, _ = train(scheme, None)
+    with faulty_fleet("abcd", {}, patience=60.0) as fleet:
+        weights, ledger = train(scheme, fleet)
+    assert all(map(torch.equal, weights, undisturbed))
+    assert ledger.overflows.total() > 0
+    assert not ledger.failed
+    with faulty_fleet("abcd", {0: Plan({1: "lie", 2: "lie"})}, patience=60.0) as fleet:
+        weights, ledger = train(scheme, fleet)
+    assert all(map(torch.equal, weights, undisturbed))
+    assert {event.worker for event in ledger.blamed} == {"w0"}

@@ -41,7 +41,7 @@ def state(pid):
         return ""
 
 
-def order(count, certificate, *, parent=None, names=(), record_fd=None):
+def order(count, certificate, *, parent=None, names=(), record_fd=None, hostile=None):
     workers = [
         {
             "operator": f"simulated-{j}",
@@ -49,6 +49,7 @@ def order(count, certificate, *, parent=None, names=(), record_fd=None):
             "record_fd": record_fd if j == 0 else None,
             "threads": 1,
             "memory_limit": 256 << 20,
+            "hostile": hostile,
         }
         for j in range(count)
     ]
@@ -197,6 +198,8 @@ def test_no_worker_outlives_a_parent_that_is_killed_though_its_child_holds_the_p
         ("[1]\n", "not a JSON object"),
         ('{"workers": []}\n', "other keys than workers, allow_enclave, parent"),
         ('{"workers": [{"operator": "a"}], "allow_enclave": "", "parent": 1}\n', "a worker with other keys"),
+        (json.dumps(order(1, b"", hostile="noise")) + "\n", "never where data is real"),
+        (json.dumps(order(1, b"", hostile=7)) + "\n", "hostile plan is not a text"),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused_in_words(text, words):

@@ -84,6 +84,7 @@ def test_help_has_an_example_the_exit_codes_and_every_flag(capsys):
         (["--engine", "magic"], "is none of local, ray"),
         (["--grace", "nan"], "not a number of seconds"),
         (["--operator", "a\nb"], "printable"),
+        (["--allow-enclave", "CERT", "--hostile", "noise"], "argument --hostile: .*never where data is real"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["--ray-address", "auto", "--allow-enclave", "CERT"], "add --engine ray"),
         (["--allow-enclave", "missing.pem"], "missing.pem cannot be read"),
@@ -94,6 +95,7 @@ def test_help_has_an_example_the_exit_codes_and_every_flag(capsys):
 )
 def test_mistakes_are_explained_in_one_line(arguments, words, certificate, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DARKNIGHT_INSECURE_HOSTILE", raising=False)
     given = [str(certificate) if part == "CERT" else part for part in arguments]
     assert program.main(["--state", str(tmp_path / "state"), *given]) == 2
     said = capsys.readouterr()
@@ -102,6 +104,25 @@ def test_mistakes_are_explained_in_one_line(arguments, words, certificate, tmp_p
     assert said.err.count("\n") == 1
     assert re.search(words, said.err)
     assert not (tmp_path / "state").exists()  # a worker that does not start leaves nothing behind
+
+
+def test_a_hostile_plan_is_a_flag_and_needs_its_variable(capsys):
+    insecure = {"DARKNIGHT_INSECURE_HOSTILE": "1"}
+    arguments = ["--allow-enclave", "a.pem", "--hostile", "noise:passes=forward"]
+    assert read_options(arguments, insecure).hostile.text == "noise:passes=forward"
+    assert read_options(arguments[:2], {**insecure, "DARKNIGHT_WORKER_HOSTILE": "noise"}).hostile is None
+    for given, environment, words in (
+        (arguments, {}, "argument --hostile: .*never where data is real.*set the environment variable"),
+        (arguments, {"DARKNIGHT_INSECURE_HOSTILE": "0"}, "never where data is real"),
+        ([*arguments[:3], "charm"], insecure, 'argument --hostile: hostile plan: no attack is called "charm"'),
+        ([*arguments[:3], "@nowhere"], insecure, "argument --hostile: .*cannot be read"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            read_options(given, environment)
+        assert end.value.code == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert re.search(words, said)
 
 
 def test_a_wrong_variable_is_blamed_and_not_its_flag(capsys):

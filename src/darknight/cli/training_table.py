@@ -65,7 +65,11 @@ def _integrity_words(integrity: dict[str, Any]) -> str:
         words += f", {unchecked:,} results not checked"
     if integrity["overflows"]:
         words += f", {integrity['overflows']:,} repeated at a smaller scale"
-    return words
+    lines = [
+        f"{lie['worker']} is out: {lie['finding']} (layer {lie['layer']}, call {lie['call']}, {lie['kind']})"
+        for lie in integrity["blamed"]
+    ]
+    return "\n".join([words, *lines])
 
 
 def _fault_words(faults: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ WORKER_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "hel
 WORKER_OPTIONS = {
     option.name.replace("_", "-"): Kind.TEXTS if option.name == "allow_enclave" else Kind.VALUE
     for option in fields(Options)
+    if option.name != "hostile"  # only as a flag
 }
 
 

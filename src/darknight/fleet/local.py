@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +20,7 @@ from darknight.types import Answer, Expected, Record, Task
 from darknight.wire import Refused
 from darknight.wire.grpc_link import GrpcLink
 from darknight.wire.grpc_link import connect as open_link
+from darknight.wire.hostile import Plan, require_insecure
 from darknight.wire.identity import ENCLAVE, Identity
 from darknight.wire.recording import Recording, recording_pair
 from darknight.wire.shared_memory import Host
@@ -116,12 +117,15 @@ def local_fleet(
     record: bool = False,
     workers: int | None = None,
     patience: float | None = None,
+    hostile: Mapping[int, str] | None = None,
 ) -> LocalFleet:
     """As many worker processes as `scheme` needs. Tensors reach them through shared memory.
 
     record: keep what each worker received and sent, for `fleet.transcript(j)`. It grows with every call.
     workers: how many, if more than the scheme needs; the others stand by for one that fails.
     patience: seconds a worker may take for a task, instead of a deadline that follows from what was measured.
+    hostile: which workers lie, and how: worker number -> plan, such as {1: "noise:passes=grad_weight"}; all plans are
+        in darknight.wire.plan. To see what becomes of lies; the environment must say DARKNIGHT_INSECURE_HOSTILE=1.
 
     Assumes: that you only try things out. All shares are in one hand here, and with all shares nothing is hidden.
     """
@@ -130,6 +134,7 @@ def local_fleet(
     count = scheme.workers if workers is None else workers
     if isinstance(count, bool) or not isinstance(count, int) or count < scheme.workers:
         raise UsageError(f"workers={workers!r}; this scheme needs {scheme.workers}, and more of them stand by.")
+    plans = _plans(hostile or {}, count)
     identity = Identity.create(ENCLAVE)
     doors = [door_name(identity, number) for number in range(count)]
     tapes = [recording_pair() for _ in range(count)] if record else []
@@ -140,6 +145,7 @@ def local_fleet(
             threads=threads,
             shared_memory=door,
             recorder=tapes[number][1] if record else None,
+            hostile=plans.get(number),
         )
         for number, door in enumerate(doors)
     ]
@@ -166,6 +172,19 @@ def open_local(nursery: Nursery, number: int, identity: Identity, host: Host | N
     """A link to worker `number`, wherever it is by now. Raises LinkError."""
     report = nursery.report(number, _RESTART_SECONDS)
     return open_link(report.address, certificate=report.certificate, identity=identity, host=host, shared_memory=door)
+
+
+def _plans(hostile: Mapping[int, str], count: int) -> dict[int, str]:
+    """The plans, if they make sense: a worker that cannot start would say it less clearly."""
+    if hostile:
+        require_insecure(os.environ)
+    for number, plan in hostile.items():
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise UsageError(f"hostile: no worker {number!r}; this fleet has workers 0 to {count - 1}.")
+        if not isinstance(plan, str):
+            raise UsageError(f"hostile: a {type(plan).__name__} for worker {number}; needs a plan, such as 'noise'.")
+        Plan.parse(plan)
+    return dict(hostile)
 
 
 def door_name(identity: Identity, number: int) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 
 from darknight.errors import FleetError
 from darknight.wire import LinkClosed
+from darknight.wire.hostile import INSECURE_VARIABLE
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -42,13 +43,17 @@ _log = logging.getLogger("darknight.worker")
 
 @dataclass(frozen=True, kw_only=True)
 class Berth:
-    """What one worker is started with. recorder: the worker's end of a socket for its transcript, closed here then."""
+    """What one worker is started with. recorder: the worker's end of a socket for its transcript, closed here then.
+
+    hostile: the plan of a worker that lies.
+    """
 
     operator: str
     threads: int
     shared_memory: str | None = None
     recorder: socket.socket | None = None
     memory_limit: int | None = None
+    hostile: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,7 @@ class Nursery:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=environment(),
+                env=environment(insecure=any(berth.hostile is not None for berth in berths)),
                 pass_fds=[berth.recorder.fileno() for berth in berths if berth.recorder is not None],
                 start_new_session=True,  # Ctrl-C is for this process, which then decides
             )
@@ -259,13 +264,18 @@ def _words(berth: Berth) -> dict[str, Any]:
         "record_fd": berth.recorder and berth.recorder.fileno(),
         "threads": berth.threads,
         "memory_limit": berth.memory_limit,
+        "hostile": berth.hostile,
     }
 
 
-def environment() -> dict[str, str]:
-    """What a local worker's process gets: the way to this very package, and nothing that could be secret."""
+def environment(*, insecure: bool = False) -> dict[str, str]:
+    """What a local worker's process gets: the way to this very package, and nothing that could be secret.
+
+    insecure: with the variable without which no worker lies, if this process has it.
+    """
+    passed_on = _PASSED_ON | ({INSECURE_VARIABLE} if insecure else set())
     kept = {
-        name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_FAMILIES)
+        name: value for name, value in os.environ.items() if name in passed_on or name.startswith(_PASSED_ON_FAMILIES)
     }
     here = str(Path(__file__).resolve().parents[2])
     folders = dict.fromkeys([*(os.path.abspath(entry) for entry in sys.path), here])

@@ -99,7 +99,7 @@ class Exchange:
                 saved.holders[seat] = orders[seat].holder
             return found
 
-        def question(suspects: dict[int, int], mix: Mix) -> Round:
+        def question(suspects: Mapping[int, tuple[int, Mix]]) -> Round:
             return crew.question(
                 layer,
                 weights,
@@ -109,7 +109,7 @@ class Exchange:
                         task=task(self.open_call(), mix(shares[seat]), compute=True, keep=False),
                         expected=expected(1),
                     )
-                    for seat, worker in suspects.items()
+                    for seat, (worker, mix) in suspects.items()
                 },
             )
 
@@ -219,7 +219,7 @@ class Exchange:
                     saved.holders[seat] = orders[seat].holder
             return found
 
-        def question(kind: Pass, suspects: dict[int, int], mix: Mix) -> Round:
+        def question(kind: Pass, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
             one = (1, *share_shape[1:])
             return crew.question(
                 layer,
@@ -230,7 +230,7 @@ class Exchange:
                         task=task(seat, mix(deltas if clear else deltas[seat]), (kind,), one),
                         expected=Expected({kind: one}, self.dtype, self.prime),
                     )
-                    for seat, worker in suspects.items()
+                    for seat, (worker, mix) in suspects.items()
                 },
             )
 

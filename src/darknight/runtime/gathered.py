@@ -12,7 +12,7 @@ An answer is also missing when it was wrong: whoever gave it is out by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from darknight.types import Pass
 
 Mix = Callable[[Tensor], Tensor]  # (group, ...) -> (1, ...), linear
 Ask = Callable[[Iterable[int]], Round]
-Question = Callable[[dict[int, int], Mix], Round]
+Question = Callable[[Mapping[int, tuple[int, Mix]]], Round]  # by seat: its worker, and what to ask
 
 
 class OwnParts:
@@ -114,9 +114,9 @@ class Gathered:
         self._do(theirs)
         return theirs
 
-    def question(self, seats: Iterable[int], mix: Mix) -> dict[int, Tensor]:
+    def question(self, mixtures: Mapping[int, Mix]) -> dict[int, Tensor]:
         """What the workers that answered for these seats say to a mixture of the groups that they hold already."""
-        found = self._question({seat: self.by[seat] for seat in seats}, mix)
+        found = self._question({seat: (self.by[seat], mix) for seat, mix in mixtures.items()})
         return {seat: tensors[self.kind] for seat, tensors in found.answers.items()}
 
     @property

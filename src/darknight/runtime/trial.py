@@ -22,7 +22,7 @@ from darknight.accounting import Blamed, Ledger, Unexplained
 from darknight.coding import Scheme
 from darknight.errors import IntegrityError
 from darknight.integrity import blame
-from darknight.randomness import Randomness, random_signs, uniform_below
+from darknight.randomness import Randomness, uniform_below
 from darknight.runtime.checking import checking, freivalds_checks, note_unchecked
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.gathered import Gathered, Mix
@@ -32,6 +32,7 @@ from darknight.types import Pass
 WRONG = "a wrong answer"
 STALE = "an answer with the weights of an earlier step"
 OTHER = "an answer with other weights than it was sent"
+_LARGEST = 3.0  # of the factors in a mixture of floats
 
 
 Answers = dict[int, Tensor]
@@ -134,37 +135,33 @@ class Trial:
         """
         if gathered.kind is Pass.GRAD_WEIGHT:
             return {}
-        earlier, found = layer.earlier, {}
-        if earlier is not None:
+        found = {}
+        if (earlier := layer.earlier) is not None:
             found = {seat: STALE for seat in seats if self._right(case, seat, gathered.answers[seat], earlier)}
-        rest = [seat for seat in seats if seat not in found]
-        mix = self._mixture(gathered.answers[rest[0]].shape[0]) if rest else None
-        if mix is None:
-            return found
-        for seat, said in gathered.question(rest, mix).items():
-            if self._equal_mixture(case, seat, said, mix(gathered.answers[seat]), gathered.answers[seat].shape[0]):
+        mixtures = {seat: self._mixture(len(gathered.answers[seat])) for seat in seats if seat not in found}
+        for seat, said in gathered.question(mixtures).items() if mixtures else ():
+            mix, answer = mixtures[seat], gathered.answers[seat]
+            if self._prime is None:
+                same = blame.proportionate(said, mix(answer), _LARGEST * len(answer) * case.spreads()[seat])
+            else:
+                same = blame.equal_in_field(said, mix(answer), self._prime)
+            if same:
                 found[seat] = OTHER
         return found
 
-    def _equal_mixture(self, case: Case, seat: int, said: Tensor, mixed: Tensor, groups: int) -> bool:
-        if self._prime is None:
-            return blame.equal_in_floats(said, mixed, groups * case.spreads()[seat])
-        return blame.equal_in_field(said, mixed, self._prime)
-
-    def _mixture(self, groups: int) -> Mix | None:
-        """Random weights for the groups of a share; None for a share of nothing."""
-        if not groups:
-            return None
-        if self._prime is None:
-            signs = random_signs(self._randomness.fresh(), groups).to(torch.float64)
-            return lambda tensor: torch.tensordot(signs, tensor.to(torch.float64), 1).unsqueeze(0).to(tensor.dtype)
+    def _mixture(self, groups: int) -> Mix:
+        """A random one, for one worker alone: of several that exchange answers, each is asked something else."""
+        if self._prime is None:  # never 1: who adds the same to every answer gives itself away
+            picked = uniform_below(self._randomness.fresh(), (groups,), 4).tolist()
+            factors = torch.tensor([(-_LARGEST, -2, 2, _LARGEST)[place] for place in picked], dtype=torch.float64)
+            return lambda tensor: torch.tensordot(factors, tensor.to(torch.float64), 1).unsqueeze(0).to(tensor.dtype)
         prime = self._prime
-        factors = (uniform_below(self._randomness.fresh(), (groups,), prime - 1) + 1).tolist()
+        multiples = (uniform_below(self._randomness.fresh(), (groups,), prime - 1) + 1).tolist()
 
         def mixed(tensor: Tensor) -> Tensor:
             total = torch.zeros_like(tensor[:1], dtype=torch.int64)
-            for factor, part in zip(factors, torch.split(tensor, 1), strict=True):
-                total.add_(part.to(torch.int64).mul_(factor)).remainder_(prime)
+            for multiple, part in zip(multiples, torch.split(tensor, 1), strict=True):
+                total.add_(part.to(torch.int64).mul_(multiple)).remainder_(prime)
             return total.to(tensor.dtype)
 
         return mixed

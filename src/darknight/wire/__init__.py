@@ -8,6 +8,7 @@ writes replies. The transcript of a worker is taken in its seat, where it reads 
                             lending
     inprocess               both ends in one process
     recording               what a worker of this machine saw, for whoever started it
+    hostile                 a worker that lies, for tests: plan, tampering, hearsay
 
 The first two are imported from their files: whoever needs no gRPC does not load it.
 """

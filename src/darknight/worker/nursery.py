@@ -3,8 +3,8 @@
 It loads everything once and forks a process for each worker, because loading torch takes seconds. It is told what to do
 on its standard input and reports on its standard output, a JSON object a line:
 
-    in   {"workers": [{"operator": ..., "shared_memory": ..., "record_fd": ..., "threads": ..., "memory_limit": ...},
-          ...], "allow_enclave": certificate, "parent": pid}          first, and once
+    in   {"workers": [{"operator": ..., "shared_memory": ..., "record_fd": ..., "threads": ..., "memory_limit": ...,
+          "hostile": ...}, ...], "allow_enclave": certificate, "parent": pid}          first, and once
     in   {"restart": j}                                               worker j again, with a new key
     out  {"worker": j, "pid": ..., "address": ..., "certificate": ...}   worker j serves
     out  {"worker": j, "exited": code}                                worker j ended by itself; negative: a signal
@@ -32,7 +32,9 @@ from typing import NoReturn
 
 import torch
 
+from darknight.errors import UsageError
 from darknight.wire import Seat
+from darknight.wire.hostile import Plan, require_insecure
 from darknight.wire.identity import WORKER, Identity
 from darknight.wire.recording import RecordingSeat
 from darknight.worker.engine import LocalEngine
@@ -58,6 +60,7 @@ class Berth:
     record_fd: int | None
     threads: int | None
     memory_limit: int | None
+    hostile: Plan | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +221,8 @@ def _let_go_of_what_is_not_ours(order: Order, worker: int) -> None:
 
 def _serve(order: Order, worker: int) -> None:
     berth = order.workers[worker]
+    if berth.hostile is not None:
+        set_up_logs("info", "text")  # each lie
     # All of this machine is here to try things out with, but for what the enclave itself needs.
     limit = berth.memory_limit or available_memory() * 3 // 4 // len(order.workers)
     engine = LocalEngine(torch.device("cpu"), berth.threads)
@@ -234,6 +239,7 @@ def _serve(order: Order, worker: int) -> None:
         places=1,
         shared_memory=berth.shared_memory,
         recording=recording,
+        hostile=berth.hostile,
     )
     identity = Identity.create(WORKER)  # it lives as long as this process
     address = Station(settings, identity, engine).start()
@@ -258,7 +264,7 @@ def _order(found: dict[str, object]) -> Order:
 
 
 def _berth(found: object) -> Berth:
-    keys = {"operator", "shared_memory", "record_fd", "threads", "memory_limit"}
+    keys = {"operator", "shared_memory", "record_fd", "threads", "memory_limit", "hostile"}
     if not isinstance(found, dict) or found.keys() != keys or not isinstance(found["operator"], str):
         raise _OrderError(f"a worker with other keys than {', '.join(sorted(keys))}.")
     numbers = [found["record_fd"], found["threads"], found["memory_limit"]]
@@ -266,7 +272,19 @@ def _berth(found: object) -> Berth:
         raise _OrderError("a worker whose record_fd, threads or memory_limit is not a whole number.")
     if found["shared_memory"] is not None and not isinstance(found["shared_memory"], str):
         raise _OrderError("a worker whose shared_memory is not a name.")
-    return Berth(**found)
+    return Berth(**{**found, "hostile": _plan(found["hostile"])})
+
+
+def _plan(text: object) -> Plan | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise _OrderError("a worker whose hostile plan is not a text.")
+    try:
+        require_insecure(os.environ)
+        return Plan.parse(text)
+    except UsageError as error:
+        raise _OrderError(str(error)) from None
 
 
 if __name__ == "__main__":

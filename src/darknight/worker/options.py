@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from darknight import __version__
+from darknight.errors import UsageError
+from darknight.wire.hostile import INSECURE_VARIABLE, Plan, require_insecure
 from darknight.worker.budget import size_from
 from darknight.worker.logs import LEVELS
 
@@ -27,7 +29,8 @@ example, on the operator's machine (the enclave's owner sent enclave.pem):
 It prints a fingerprint and an entry for the fleet file: send the entry back, and compare the fingerprint by telephone.
 
 Every flag can also be given as a variable: DARKNIGHT_WORKER_LISTEN, DARKNIGHT_WORKER_MEMORY_LIMIT, ... (several
-certificates in DARKNIGHT_WORKER_ALLOW_ENCLAVE are separated by colons). A flag wins over its variable.
+certificates in DARKNIGHT_WORKER_ALLOW_ENCLAVE are separated by colons). A flag wins over its variable. Only --hostile
+has none, so that nobody lies by accident.
 
 exit codes: 0 stopped (SIGTERM), 1 failed, 2 wrong usage, 130 stopped with Ctrl-C."""
 
@@ -52,6 +55,7 @@ class Options:
     grace: float
     log_level: str
     log_format: str
+    hostile: Plan | None
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,20 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
     flag("--grace", _seconds, "10", "for tasks under way when it is stopped, in seconds (default 10)", "SECONDS")
     flag("--log-level", _one_of(*LEVELS), "info", f"{', '.join(LEVELS)} (default info)", "LEVEL")
     flag("--log-format", _one_of("text", "json"), "text", "text (key=value) or json (default text)", "FORMAT")
+    parser.add_argument(
+        "--hostile",
+        type=_plan,
+        metavar="PLAN",
+        help=f"for tests: lie as PLAN says, such as noise:passes=forward; only with {INSECURE_VARIABLE}=1",
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
 
     found = vars(parser.parse_args(argv))
+    if found["hostile"] is not None:
+        try:
+            require_insecure(environment)
+        except UsageError as error:
+            parser.error(f"argument --hostile: {error}")
     for name, value in found.items():
         if isinstance(value, _Variable):
             try:
@@ -181,6 +196,13 @@ def _name(text: str) -> str:
     if not 1 <= len(text) <= 100 or not text.isprintable():
         raise argparse.ArgumentTypeError("needs 1 to 100 printable characters.")
     return text
+
+
+def _plan(text: str) -> Plan:
+    try:
+        return Plan.parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _one_of(*known: str) -> Callable[[str], str]:

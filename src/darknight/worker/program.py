@@ -94,6 +94,7 @@ def _work(options: Options, signals: _Signals, device: torch.device, allowed: li
         places=options.enclaves or max(1, _PLACES // len(allowed)) * len(allowed),
         shared_memory=_absolute(options.shared_memory),
         metrics=options.metrics,
+        hostile=options.hostile,
     )
     if device.type == "cpu":  # the drivers of other devices reserve address space as they like
         wall_off(limit)
@@ -167,6 +168,7 @@ def _announce(
     ]
     lines = [
         f"darknight worker {__version__}",
+        *([f"  {'HOSTILE':<14}it lies on purpose: {settings.hostile.text}"] if settings.hostile else []),
         *(f"  {name:<14}{value}" for name, value in rows),
         "",
         "For the enclave's fleet file; its owner should compare the fingerprint with you over another channel:",

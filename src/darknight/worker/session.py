@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from darknight.errors import FleetError
+from darknight.errors import FleetError, UsageError
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Refusal, TooLarge
 from darknight.wire import Seat
 from darknight.wire.grpc_seat import Peer
+from darknight.wire.hostile import HostileSeat, Plan
 from darknight.worker.budget import Budget
 from darknight.worker.engine import Engine
 from darknight.worker.executor import Executor
@@ -43,6 +44,7 @@ class Sessions:
         metrics: Metrics,
         patience: float,
         recording: Callable[[Seat], Seat] | None = None,
+        hostile: Plan | None = None,
     ) -> None:
         self._engine = engine
         self._share = limit // places
@@ -51,6 +53,7 @@ class Sessions:
         self._metrics = metrics
         self._patience = patience
         self._recording = recording
+        self._hostile = hostile
         self._turns = Turns()
         self._ceiling = Ceiling(limit)
         self._changed = threading.Condition()
@@ -78,6 +81,7 @@ class Sessions:
                 Executor(self._turns, engine=self._engine, budget=budget),
                 self._metrics,
                 recording=self._recording,
+                hostile=self._hostile,
                 on_close=self._close,
             )
             self._open.append(session)
@@ -131,6 +135,7 @@ class WorkerSession:
         metrics: Metrics,
         *,
         recording: Callable[[Seat], Seat] | None,
+        hostile: Plan | None,
         on_close: Callable[[WorkerSession], bool],
     ) -> None:
         self.peer = peer
@@ -138,6 +143,7 @@ class WorkerSession:
         self._executor = executor
         self._metrics = metrics
         self._recording = recording
+        self._hostile = hostile
         self._on_close = on_close
         self._begun = time.monotonic()
         self._tasks = 0
@@ -150,10 +156,21 @@ class WorkerSession:
     def serve(self, seat: Seat) -> None:
         """Serves until the link ends; everything that was kept goes with it."""
         try:
-            serve(self._recording(seat) if self._recording else seat, self._executor, self._observe)
+            serve(self._seated(seat), self._executor, self._observe)
         finally:
             self._executor.forget_everything()
             self.budget.release_all()
+
+    def _seated(self, seat: Seat) -> Seat:
+        """The seat with what is around it. A recording is next to the wire: it has what was really sent."""
+        recorded = self._recording(seat) if self._recording else seat
+        if self._hostile is None:
+            return recorded
+        try:
+            return HostileSeat(recorded, self._hostile)
+        except UsageError as error:  # its file was changed to what is no plan
+            _log.error("no session", extra={"fields": {"peer": self.peer.fingerprint, "reason": str(error)}})
+            raise
 
     def close(self) -> None:
         """Gives the place back. A second time does nothing."""

@@ -10,6 +10,7 @@ from darknight import __version__
 from darknight.errors import FleetError
 from darknight.wire import Seat
 from darknight.wire.grpc_seat import WorkerServer
+from darknight.wire.hostile import Plan
 from darknight.wire.identity import Identity
 from darknight.wire.segments import SEGMENT
 from darknight.worker.engine import Engine
@@ -31,7 +32,7 @@ class Settings:
     listen, metrics: HOST:PORT; port 0 takes any. allowed: certificates (PEM) of the enclaves that it serves.
     limit: bytes for all enclaves together; each of the `places` gets the same part. patience: seconds that a new
     connection waits for a place; a restarted enclave is back before its old connection has ended, if that one is in the
-    middle of a task.
+    middle of a task. recording: what is put around the seat of each session. hostile: how to lie, for tests.
     """
 
     listen: str
@@ -44,6 +45,7 @@ class Settings:
     shared_memory: str | None = None
     metrics: tuple[str, int] | None = None
     recording: Callable[[Seat], Seat] | None = None
+    hostile: Plan | None = None
 
 
 class Station:
@@ -64,6 +66,7 @@ class Station:
             metrics=metrics,
             patience=settings.patience,
             recording=settings.recording,
+            hostile=settings.hostile,
         )
         self._server = WorkerServer(
             listen=settings.listen,
@@ -107,6 +110,9 @@ class Station:
         if self.metrics_address:
             fields["metrics"] = self.metrics_address
         _log.info("started", extra={"fields": fields})
+        if self._settings.hostile is not None:
+            told = {"plan": self._settings.hostile.text}
+            _log.warning("HOSTILE: this worker lies on purpose, which is for tests only", extra={"fields": told})
         return address
 
     def _start_numbers(self) -> None:

@@ -1,0 +1,313 @@
+"""Every attack on every pass, by worker processes that lie: no wrong result is used, and whoever is named is a liar.
+
+The counts: pytest -s tests/runtime/test_attacks.py, and with --full all of them, for every op.
+"""
+
+import logging
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import darknight as dk
+from darknight.coding import decoder
+from darknight.integrity import real as checks
+from darknight.runtime.trial import OTHER, STALE
+from darknight.types import Pass
+from runtime.arena import LAYERS, Arena, Outcome
+from runtime.scripts import network, train, trained_alone
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCHEMES = {
+    "field": dk.Scheme(inputs=2, colluders=1),
+    "real": dk.Scheme(inputs=2, colluders=1, arithmetic=dk.Real(1e3)),
+    "paper": dk.Scheme.paper(),
+    "field parity": dk.Scheme(inputs=2, colluders=1, spares=1, integrity="parity"),
+    "field both": dk.Scheme(inputs=2, colluders=1, spares=1, integrity="both"),
+    "field off": dk.Scheme(inputs=2, colluders=1, integrity="off"),
+}
+# How far results may be from those of the enclave alone, as a part of the largest: what rounding leaves.
+PRECISION = {"field": 0.0, "real": 1e-6, "paper": 0.1}
+
+SINGLE = ("one-element", "sign", "row", "noise", "scale", "zeros", "nan", "infinity")
+EARLIER = ("another-call", "earlier-step")
+TOGETHER = ("another-worker", "coordinated")
+WEIGHTS = ("stale-weights", "altered-weights")
+ATTACKS = (*SINGLE, *EARLIER, *TOGETHER, *WEIGHTS)
+
+
+def passes_of(attack: str, name: str) -> tuple[Pass, ...]:
+    """Weights enter two passes. In the paper's scheme all workers compute in both, and are found in the first."""
+    if attack not in WEIGHTS:
+        return tuple(Pass)
+    return (Pass.FORWARD,) if name == "paper" else (Pass.FORWARD, Pass.GRAD_INPUT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def insecure():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DARKNIGHT_INSECURE_HOSTILE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def arenas(tmp_path_factory, one_thread, insecure):
+    """By name, each started when it is first asked for."""
+    started: dict[str, Arena] = {}
+    logging.getLogger("darknight.fleet").setLevel(logging.ERROR)  # a line for each liar would be thousands
+
+    def arena(name: str) -> Arena:
+        if name not in started:
+            started[name] = Arena(SCHEMES[name], tmp_path_factory.mktemp("plans"))
+        return started[name]
+
+    yield arena
+    logging.getLogger("darknight.fleet").setLevel(logging.NOTSET)
+    for one in started.values():
+        one.close()
+
+
+@dataclass
+class Lies:
+    """Makes the plans of one attack after another, from a number that says which liar and which element."""
+
+    arena: Arena
+    meet: object
+    sizes: dict[Pass, float]
+
+    def tell(self, attack: str, layer: str, kind: Pass, number: int) -> tuple[Outcome, frozenset[int]]:
+        """One call in which workers lie, after as many honest ones as the attack needs; and who the liars are."""
+        arena, seats = self.arena, self.arena.seats(kind)
+        everyone = range(arena.scheme.workers)
+        liar, options = seats[number % len(seats)], f"passes={kind.value},seed={number}"
+        if attack == "one-element" and kind in self.sizes:
+            options += f",size={self.sizes[kind] / self._reach(kind, liar):.6g}"
+        if attack in SINGLE:
+            plans = {liar: f"{attack}:{options}"}
+        elif attack in EARLIER:
+            plans = {liar: f"{attack}:{options},after=1"}
+        elif attack == "another-worker":
+            words = f"another-worker:{options},meet={self.meet},wait=10"
+            accomplice = seats[(number + 1) % len(seats)]
+            arena.arm(
+                {liar: f"{words},count=1", accomplice: f"{words},count=0"}
+            )  # who shows its answer, and tells the truth
+            return arena.call(layer), frozenset({liar})
+        elif attack == "coordinated":
+            size = f",size={100 * self.sizes[kind]:.6g}" if kind in self.sizes else ""
+            plans = {j: f"coordinated:{options},factor={j + 1}{size}" for j in everyone if j != everyone[-1]}
+        else:
+            size = f",size={100 * max(self.sizes.values()):.6g}" if self.sizes else ""
+            words = "stale-weights" if attack == "stale-weights" else f"altered-weights:seed={number}{size}"
+            if kind is Pass.GRAD_INPUT:  # who computes in the forward pass is found there
+                liars = [seat for seat in seats if seat not in arena.seats(Pass.FORWARD)]
+            else:
+                liars = [liar] if attack == "stale-weights" else list(everyone)
+            plans = dict.fromkeys(liars, words)
+        arena.arm(plans)
+        if attack in EARLIER or attack == "stale-weights":
+            before = arena.call(layer)
+            assert not before.named
+            if attack != "another-call":
+                arena.new_weights(layer)
+        return arena.call(layer), frozenset(plans)
+
+    def _reach(self, kind: Pass, seat: int) -> float:
+        """By how much an error in this worker's answer grows on its way into the result."""
+        if kind is Pass.GRAD_WEIGHT:
+            return 1.0
+        code = self.arena.code
+        rows, matrix = decoder(code.A if kind is Pass.FORWARD else code.B, None, None)
+        return max(abs(float(row[rows.index(seat)])) for row in matrix) if seat in rows else 1.0
+
+
+@pytest.fixture
+def lies(arenas, tmp_path):
+    def made(name: str) -> Lies:
+        arena = arenas(name)
+        return Lies(arena, tmp_path, {} if name.startswith("field") else certain_sizes(arena))
+
+    return made
+
+
+def certain_sizes(arena: Arena) -> dict[Pass, float]:
+    """In real arithmetic: an error of one element of a result that is certain to be noticed, whatever the layer.
+
+    The stated threshold is an rms over all that meets in one compared number; one element has to be larger by the root
+    of how many these are, of which the number of elements is an upper bound.
+    """
+    seen: dict[Pass, float] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in Pass:
+            verify = getattr(checks, f"verified_{kind.value}")
+
+            def watch(op, result, *rest, spread, kind=kind, verify=verify):
+                count = result.numel()
+                rms = checks.CLEAR * checks.deviations(checks.REPETITIONS * count) * spread
+                seen[kind] = max(seen.get(kind, 0.0), 1.05 * rms * math.sqrt(count))
+                return verify(op, result, *rest, spread=spread)
+
+            patch.setattr(checks, f"verified_{kind.value}", watch)
+        arena.arm({})
+        for layer in LAYERS:
+            for _ in range(3):
+                arena.call(layer)
+    largest = max(seen.values())
+    return {kind: 2 * seen.get(kind, largest) for kind in Pass}  # twice: bounds may grow with the data to come
+
+
+def test_of_real_thresholds_the_smallest_step_is_not_one(lies):
+    """What the matrix must not promise: in floats, one bit of one element is rounding."""
+    found = lies("real")
+    found.arena.arm({0: "one-element"})
+    outcome = found.arena.call("linear")
+    assert not outcome.named
+    assert not outcome.wrong(PRECISION["real"])
+
+
+# --- the matrix -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("name", ["field", "real", "paper"])
+def test_no_lie_is_used_and_whoever_is_named_lied(name, attack, lies, full):
+    """With --full: each op apart, 10 calls in each cell and 44 in the field's; otherwise the ops take turns."""
+    found, counts = lies(name), Counter()
+    ledger = found.arena.runtime.ledger
+    before = sum(ledger.passed.values())
+    calls = (44 if name == "field" else 10) if full else {"field": 13, "real": 3, "paper": 2}[name]
+    for place, kind in enumerate(passes_of(attack, name)):
+        cells = [[layer] for layer in LAYERS] if full else [list(LAYERS)[place:] + list(LAYERS)[:place]]
+        for cell in cells:
+            counts["cells"] += 1
+            for number in range(calls):
+                outcome, liars = found.tell(attack, cell[number % len(cell)], kind, number)
+                counts["tampered calls"] += 1
+                counts["wrong results used"] += bool(outcome.wrong(PRECISION[name]))
+                counts["not noticed"] += not outcome.named
+                counts["named, and honest"] += len(outcome.named - liars)
+                if len(liars) == 1:
+                    assert outcome.named == liars
+                assert attack in ("nan", "infinity") or kind in outcome.failed
+        findings = {event.finding for event in ledger.blamed[-1:]}
+        if attack == "stale-weights":
+            assert findings == {STALE}
+        if attack == "altered-weights":
+            assert findings == {OTHER}
+    counts["checks passed"] = sum(ledger.passed.values()) - before
+    print(f"\n{name}, {attack}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items()))
+    assert counts["wrong results used"] == counts["not noticed"] == counts["named, and honest"] == 0
+
+
+def test_mislabelled_answers_name_their_worker_too(arenas):
+    arena = arenas("field")
+    for kind in Pass:
+        arena.arm({1: f"mislabelled:passes={kind.value}"})
+        outcome = arena.call("conv2d")
+        assert outcome.named == {1}
+        assert not outcome.wrong()
+
+
+def test_a_lie_once_in_a_thousand_calls_is_found_and_nothing_else_is(arenas, full):
+    """The clean calls in between are the measurement of false alarms."""
+    arena, rounds = arenas("field"), 10 if full else 1
+    clean = 0
+    for number in range(rounds):
+        arena.arm({number % 3: f"one-element:every=1000,seed={number},passes=forward"})
+        for call in range(1000):
+            outcome = arena.call("linear", backward=False)
+            assert not outcome.wrong()
+            assert outcome.named == ({number % 3} if call == 999 else set())
+            clean += call != 999
+    print(f"\nfield, once in a thousand: {rounds} lies, all found; {clean:,} clean calls, no alarm")
+
+
+@pytest.mark.parametrize("name", ["real", "paper"])
+def test_honest_workers_are_never_suspected_in_real_arithmetic(name, arenas, full):
+    arena = arenas(name)
+    arena.arm({})
+    ledger = arena.runtime.ledger
+    before, failed = sum(ledger.passed.values()), len(ledger.failed)
+    for number in range(600 if full else 12):
+        outcome = arena.call(list(LAYERS)[number % len(LAYERS)])
+        assert not outcome.named
+        assert not outcome.wrong(PRECISION[name])
+    passed = sum(ledger.passed.values()) - before
+    print(f"\n{name}: {passed:,} checks of honest calls, {len(ledger.failed) - failed} alarms")
+    assert len(ledger.failed) == failed
+
+
+# --- what the absence of a check lets through -------------------------------------------------------------------------
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack not in ("nan", "infinity")])
+def test_without_checks_every_attack_succeeds(attack, lies):
+    """So the matrix above can fail. What is no number of the arithmetic at all is refused even then."""
+    found = lies("field off")
+    for number, kind in enumerate(passes_of(attack, "field")):
+        outcome, _ = found.tell(attack, "conv2d", kind, number)
+        assert kind in outcome.wrong()
+        assert not outcome.named
+
+
+def along_the_code(arena: Arena, kind: Pass, honest: int) -> dict[int, int]:
+    """Factors for all workers but one that make their errors a codeword: its sources miss the honest worker's row."""
+    code = arena.code
+    mixing, prime = (code.A if kind is Pass.FORWARD else code.B), code.prime
+    row = [int(value) for value in mixing.rows[honest]]
+    first, second = [place for place, value in enumerate(row) if value % prime][:2]
+    sources = [0] * len(row)
+    sources[first], sources[second] = row[second], -row[first]
+    return {
+        worker: sum(int(value) * source for value, source in zip(mixing.rows[worker], sources, strict=True)) % prime
+        for worker in range(mixing.workers)
+        if worker != honest
+    }
+
+
+@pytest.mark.parametrize("kind", [Pass.FORWARD, Pass.GRAD_INPUT], ids=lambda kind: kind.value)
+def test_parity_is_blind_to_all_but_one_together_and_freivalds_is_not(kind, arenas):
+    for name, blind in (("field parity", True), ("field both", False)):
+        arena = arenas(name)
+        honest = 0
+        plans = {
+            worker: f"coordinated:passes={kind.value},factor={factor}"
+            for worker, factor in along_the_code(arena, kind, honest).items()
+        }
+        arena.arm(plans)
+        outcome = arena.call("conv2d")
+        assert outcome.wrong() == ({kind} if blind else set())
+        assert bool(outcome.named) == (not blind)
+        assert honest not in outcome.named
+
+
+def test_parity_is_blind_to_the_same_wrong_weights_everywhere_and_freivalds_is_not(arenas):
+    for name, blind in (("field parity", True), ("field both", False)):
+        arena = arenas(name)
+        arena.arm(dict.fromkeys(range(arena.scheme.workers), "altered-weights"))
+        outcome = arena.call("conv2d")
+        assert outcome.wrong() == ({Pass.FORWARD, Pass.GRAD_INPUT} if blind else set())
+        assert bool(outcome.named) == (not blind)
+
+
+def test_parity_finds_a_single_liar_and_freivalds_a_lying_weight_gradient(arenas):
+    arena = arenas("field parity")
+    for kind, check in ((Pass.FORWARD, "parity"), (Pass.GRAD_INPUT, "parity"), (Pass.GRAD_WEIGHT, "freivalds")):
+        arena.arm({1: f"one-element:passes={kind.value}"})
+        outcome = arena.call("grouped")
+        assert outcome.named == {1}
+        assert not outcome.wrong()
+        assert arena.runtime.ledger.blamed[-1].check == check
+
+
+# --- a whole training -------------------------------------------------------------------------------------------------
+def test_a_training_with_two_hostile_workers_ends_with_the_bits_of_a_clean_one():
+    scheme = dk.Scheme(inputs=2, colluders=1)
+    plans = {1: "noise:after=9", 2: "one-element:passes=grad_weight,after=4"}
+    with dk.local_fleet(scheme, hostile=plans) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        found = train(model, steps=4)
+        blamed = {event.worker for event in runtime.ledger.blamed}
+        assert set(fleet.quarantined) == {1, 2}
+    assert blamed == {"local 1", "local 2"}
+    assert torch.equal(found, trained_alone(scheme, steps=4))
