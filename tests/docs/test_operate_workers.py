@@ -68,7 +68,7 @@ def test_the_attack_is_one_and_is_said_so(walk):
     assert re.search(r"^  HOSTILE +it lies on purpose: one-element", (folder / "north.txt").read_text(), re.M)
     assert "HOSTILE" not in (folder / "south.txt").read_text()
     (evidence,) = json.loads((folder / "attacked" / "summary.json").read_text())["private"]["integrity"]["blamed"]
-    said = f"{evidence['worker']} is out: a wrong answer (layer {evidence['layer']}, call {evidence['call']}, grad_weight)"
+    said = "{worker} is out: {finding} (layer {layer}, call {call}, {kind})".format(**evidence)
     (shown,) = [block for block in blocks("text") if "is out" in block]
     assert re.sub(r"\d+", "N", said) == re.sub(r"\d+", "N", shown.strip())
     assert "is out: a wrong answer" in done.stdout
