@@ -6,8 +6,12 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-# Before torch is loaded, which reads it then: tests run side by side, and threads that spin take the cores from others.
+# Before torch and NumPy are loaded, which read them then: tests run side by side, and threads that spin take the cores
+# from others. NumPy's wait for each other in every product of two short vectors, which statistics consist of.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -28,17 +32,34 @@ def pytest_configure(config):
 
 
 # Files that take longest go first: side by side with the others, nobody waits for them at the end.
-SLOWEST = ("train/test_accuracy.py", "worker/test_ray.py", "docs/test_operate_workers.py", "cli/test_train.py")
+SLOWEST = (
+    "runtime/test_attacks.py",
+    "docs/test_operate_workers.py",
+    "worker/test_ray.py",
+    "cli/test_train.py",
+    "wire/test_grpc.py",
+    "fleet/test_local.py",
+    "fleet/test_worker_memory.py",
+    "cli/test_fleet.py",
+    "coding/test_privacy_statistics.py",
+    "integrity/test_freivalds.py",
+    "train/test_accuracy.py",
+    "packaging/test_wheel.py",
+)
 
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("numprocesses", None) or os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=lambda item: not str(item.path).endswith(SLOWEST))
+        items.sort(key=_turn)
     if config.getoption("--full"):
         return
     for item in items:
         if "full" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="runs only with --full (make test-all)"))
+
+
+def _turn(item) -> int:
+    return next((turn for turn, name in enumerate(SLOWEST) if item.path.as_posix().endswith(name)), len(SLOWEST))
 
 
 @pytest.fixture(scope="session")
@@ -67,10 +88,37 @@ def shared() -> Path:
     return Path(folder)
 
 
+@pytest.fixture
+def tally(request):
+    """A line for the summary at the end: tally("field, noise", {"calls": 30, "wrong": 0})."""
+
+    def count(title, counts):
+        request.node.user_properties.append(("tally", (title, dict(counts))))
+
+    return count
+
+
 def pytest_terminal_summary(terminalreporter, config):
+    _tallies(terminalreporter, each=config.getoption("--full"))
     if config.getoption("--full"):
         _full_table(terminalreporter)
     _skips(terminalreporter)
+
+
+def _tallies(reporter, *, each):
+    """What tests counted: for each kind of them together, and before that test by test if `each` is to be shown."""
+    lines = [value for report in reporter.stats.get("passed", []) for name, value in report.user_properties]
+    if not lines:
+        return
+    reporter.section("counts")
+    totals = defaultdict(lambda: defaultdict(int))
+    for title, counts in sorted(lines):
+        if each:
+            reporter.write_line(f"{title:<32} " + ", ".join(f"{count:,} {what}" for what, count in counts.items()))
+        for what, count in counts.items():
+            totals[title.split(",")[0]][what] += count
+    for kind, counts in totals.items():
+        reporter.write_line(f"{kind + ', all':<32} " + ", ".join(f"{count:,} {what}" for what, count in counts.items()))
 
 
 def _skips(reporter):

@@ -11,7 +11,7 @@
     ├── UsageError         a setting that makes no sense; the message names the remedy
     ├── DataError          data that is missing or malformed
     ├── RangeError         an honest result that does not fit the field: retry at a smaller scale, blame nobody
-    └── IntegrityError     a result that is not the one that was asked for: somebody lied
+    └── IntegrityError     a result that could not be verified, not even without the workers; nothing of it was used
 
     PrivacyWarning         (a warning) what is done shows workers more than usual
 

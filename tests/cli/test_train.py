@@ -78,13 +78,35 @@ def test_progress_goes_to_stderr_line_by_line(finished):
         assert [line for line in lines if line.startswith(label) and "epoch 1/1" in line]
 
 
-def test_the_table_is_short_and_fits_80_columns(tmp_path):
-    done = darknight(*QUICK, "--no-clear", "--inputs", "2", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """The same training again, without the clear one, for people: a table, and bars on a terminal."""
+    folder = tmp_path_factory.mktemp("watched")
+    leader, follower = pty.openpty()
+    process = start(*QUICK, "--no-clear", "--learning-rate", "0.2", "--seed", "5", cwd=folder, stderr=follower)
+    os.close(follower)
+    seen = b""
+    while chunk := read(leader):
+        seen += chunk
+    os.close(leader)
+    table, _ = process.communicate(timeout=60)
+    return folder, subprocess.CompletedProcess(process.args, process.returncode, table, seen.decode())
+
+
+def read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_the_table_is_short_and_fits_80_columns(watched):
+    _, done = watched
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert len(done.stdout.splitlines()) <= 40
     for words in (
-        "K=2, M=1, 4 workers",
+        "K=4, M=1, 6 workers",
         "accuracy, private",
         "not trained (--no-clear)",
         "leakage",
@@ -97,6 +119,11 @@ def test_the_table_is_short_and_fits_80_columns(tmp_path):
         assert words in done.stdout, words
 
 
+def test_a_terminal_gets_bars(watched):
+    for words in ("━", "epoch 1/1", "accuracy"):
+        assert words in watched[1].stderr
+
+
 def test_the_setting_of_the_paper_trains_and_says_what_it_does_not_cover(tmp_path):
     done = darknight(*QUICK, "--no-clear", "--arithmetic", "paper", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -105,10 +132,9 @@ def test_the_setting_of_the_paper_trains_and_says_what_it_does_not_cover(tmp_pat
     assert private["leakage"]["nats_per_example"] > 0
 
 
-def test_the_same_seed_gives_the_same_private_training(tmp_path, finished):
+def test_the_same_seed_gives_the_same_private_training(watched, finished):
     first = json.loads(finished[1].stdout)["private"]
-    arguments = ("--learning-rate", "0.2", "--seed", "5", "--no-clear", "--json")
-    again = json.loads(darknight(*QUICK, *arguments, cwd=tmp_path).stdout)["private"]
+    again = json.loads((watched[0] / "darknight-train" / "summary.json").read_text())["private"]
     assert (first["loss"], first["accuracy"]) == (again["loss"], again["accuracy"])
 
 
@@ -144,25 +170,3 @@ def test_an_interrupt_while_it_starts_ends_with_130(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_a_terminal_gets_bars(tmp_path):
-    leader, follower = pty.openpty()
-    process = start(*QUICK, "--no-clear", cwd=tmp_path, stderr=follower)
-    os.close(follower)
-    seen = b""
-    while chunk := read(leader):
-        seen += chunk
-    os.close(leader)
-    assert process.wait(timeout=60) == 0
-    text = seen.decode()
-    assert "━" in text
-    assert "epoch 1/1" in text
-    assert "accuracy" in text
-
-
-def read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other end is closed
-        return b""

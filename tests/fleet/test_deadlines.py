@@ -67,3 +67,13 @@ def test_a_number_of_ones_own_replaces_it_all():
     deadlines = Deadlines(patience=0.3)
     deadlines.measured("a", [100.0] * 4)
     assert deadlines.due("a", asked=4, times=[50.0] * 3) == 0.3
+
+
+def test_one_worker_alone_is_late_after_a_multiple_of_the_usual_time():
+    deadlines = Deadlines()
+    assert deadlines.late_after("a") == 0.0
+    deadlines.measured("a", [2.0, 2.0, 3.0])
+    assert deadlines.late_after("a") == FACTOR * 2.0
+    deadlines.measured("b", [1e9] * 3)
+    assert deadlines.late_after("b") == FIRST
+    assert Deadlines(7.0).late_after("a") == 7.0

@@ -13,7 +13,8 @@ import torch
 import darknight as dk
 from darknight.coding import PRIME_28
 from darknight.coding.algebra import inverse
-from darknight.fleet import Custody
+from darknight.fleet import Custody, Fleet
+from darknight.runtime.trial import WRONG
 from darknight.types import ForwardTask, Pass, Refusal
 from fleet.faults import Plan, faulty_fleet, redial
 from fleet.workers import eventually
@@ -285,6 +286,19 @@ def test_all_workers_may_lie_at_once():
     assert_undisturbed(weights, SCHEME)
     assert {event.worker for event in ledger.blamed} == {"w0", "w1", "w2", "w3"}
     assert ledger.done_in_enclave[Pass.FORWARD] > 0
+    assert not ledger.missed  # nobody is asked again once it is out
+
+
+def test_a_liar_that_says_no_more_is_out_all_the_same(monkeypatch):
+    """It is asked what was wrong, and hangs. That decides nothing, holds up nobody for long, and is no fault."""
+    monkeypatch.setattr("darknight.runtime.crew._AT_ONCE", 0.3)
+    monkeypatch.setattr(Fleet, "late_after", lambda fleet, key: 0.0)
+    plans = {0: Plan({2: "lie", 3: "hang"})}
+    weights, ledger = disturbed(SCHEME, plans)
+    plans[0].woken.set()
+    assert_undisturbed(weights, SCHEME)
+    assert [(event.worker, event.finding) for event in ledger.blamed] == [("w0", WRONG)]
+    assert not ledger.missed
 
 
 def test_a_stand_in_may_lie_as_well():

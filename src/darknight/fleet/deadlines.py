@@ -42,6 +42,10 @@ class Deadlines:
         few = asked < 3  # stand-ins, of whom one may decide
         return min(FIRST, max(LEAST, FACTOR * usual) if few else max(_STALL, FACTOR * FACTOR * usual))
 
+    def late_after(self, key: Hashable) -> float:
+        """Seconds after which one worker alone would be late; 0 for a task that was never measured."""
+        return self._patience if self._patience is not None else min(FIRST, FACTOR * self._usual.get(key, 0.0))
+
     def measured(self, key: Hashable, times: Sequence[float]) -> None:
         """All answers have come: the usual time follows slowly down and quickly up. A few alone prove nothing."""
         if len(times) < 3:

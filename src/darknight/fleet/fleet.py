@@ -178,14 +178,18 @@ class Fleet:
                 except Refused as error:
                     outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
                     refused.add(worker)
-                except _Nonsense as error:
-                    outcome.lost[worker] = self._lines[worker].failed(error)
+                except _Nonsense as error:  # it is out already
+                    outcome.lost[worker] = self._lines[worker].error(str(error))
                     outcome.impossible[worker] = error.kind
                 except LinkError as error:
                     outcome.lost[worker] = self._lines[worker].failed(error)
         if outcome.answers and not outcome.lost and within is None:
             self._deadlines.measured(key, times)
         return Outcome(outcome.answers, outcome.lost, frozenset(refused), outcome.impossible)
+
+    def late_after(self, key: Hashable) -> float:
+        """Seconds after which one worker alone would be late; 0 for a task that was never measured."""
+        return self._deadlines.late_after(key)
 
     def owes(self, worker: int, future: Future[Answer]) -> None:
         """Another answer that a worker without an answer has not given: it gets nothing more before this one came."""

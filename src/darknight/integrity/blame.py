@@ -89,13 +89,6 @@ def equal_in_floats(answer: Tensor, own: Tensor, spread: float) -> bool:
     return bool(((answer.to(torch.float64) - own.to(torch.float64)).abs() <= tolerance).all())
 
 
-def proportionate(answer: Tensor, expected: Tensor, spread: float) -> bool:
-    """Like equal_in_floats, for answers with weights that nobody knows: if those are larger, so is their rounding."""
-    unit = torch.finfo(answer.dtype).eps
-    size = float(expected.abs().max()) if expected.numel() else 0.0
-    return equal_in_floats(answer, expected, spread + unit * size)
-
-
 def _near_zero(share: Tensor, prime: int) -> Tensor:
     return centred(share.to(torch.float64), prime)
 

@@ -123,4 +123,4 @@ def _exact(value: Number | float, prime: int | None) -> Number:
 
 
 def _refuse(kind: Pass, found: str) -> None:
-    raise IntegrityError(f"{kind.value}: {found}. A worker returned a wrong answer.", kind=kind.value, check="parity")
+    raise IntegrityError(f"{kind.value}: {found}.", kind=kind.value, check="parity")

@@ -52,12 +52,16 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Answers by seat, and who gave them; why workers gave none; `refused` said so in words, and live on."""
+    """Answers by seat, and who gave them; why workers gave none; `refused` said so in words, and live on.
+
+    impossible: the workers whose answer had values that no honest one can have, and for which pass; they are out.
+    """
 
     answers: dict[int, Mapping[Pass, Tensor]]
     by: dict[int, int]
     lost: dict[int, WorkerError]
     refused: frozenset[int]
+    impossible: dict[int, Pass]
 
 
 class Crew:
@@ -104,12 +108,25 @@ class Crew:
         orders: Mapping[int, Order],
         key: Hashable,
         meanwhile: Callable[[], None] = lambda: None,
+    ) -> Round:
+        """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing."""
+        found = self._round(weights, orders, key, meanwhile)
+        for worker, reason in found.lost.items():
+            self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
+        for seat, order in orders.items():
+            if order.worker in found.impossible:
+                self._blame(layer, seat, order, found.impossible[order.worker])
+        return found
+
+    def _round(
+        self,
+        weights: SentWeights,
+        orders: Mapping[int, Order],
+        key: Hashable,
+        meanwhile: Callable[[], None] = lambda: None,
         within: float | None = None,
     ) -> Round:
-        """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing.
-
-        key, within: as in `Fleet.gather`.
-        """
+        """key, within: as in `Fleet.gather`."""
         begun = time.perf_counter()
         asked, lost, sent = {}, {}, 0
         first, nothing = {}, Expected({}, torch.int32, self._prime)
@@ -139,22 +156,18 @@ class Crew:
             waited = time.perf_counter() - begun
             self.waiting_seconds += waited
         lost.update(outcome.lost)
-        for worker, reason in lost.items():
-            self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
-        for seat, order in orders.items():
-            if order.worker in outcome.impossible:
-                self._blame(layer, seat, order, outcome.impossible[order.worker])
         self._count(outcome.answers, waited)
-        answers = {
-            seat: outcome.answers[order.worker].tensors
-            for seat, order in orders.items()
-            if order.worker in outcome.answers
-        }
-        return Round(answers, {seat: orders[seat].worker for seat in answers}, lost, outcome.refused)
+        by = {seat: order.worker for seat, order in orders.items() if order.worker in outcome.answers}
+        answers = {seat: outcome.answers[worker].tensors for seat, worker in by.items()}
+        return Round(answers, by, lost, outcome.refused, outcome.impossible)
 
-    def question(self, layer: Layer, weights: SentWeights, orders: Mapping[int, Order]) -> Round:
-        """The same for workers that are suspected: whoever does not answer at once has nothing to say."""
-        return self.run(layer, weights, orders, key=None, within=_AT_ONCE)
+    def question(self, weights: SentWeights, *, orders: Mapping[int, Order], key: Hashable) -> Round:
+        """The same for workers that are suspected. Whoever does not answer has nothing to say, which is no fault.
+
+        key: of the pass that they answered wrongly; this is less work.
+        """
+        within = max(_AT_ONCE, self._fleet.late_after(key))
+        return self._round(weights, orders, key=None, within=within)
 
     def expel(self, worker: int, reason: str) -> None:
         self._fleet.expel(worker, reason)

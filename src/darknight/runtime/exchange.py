@@ -101,9 +101,9 @@ class Exchange:
 
         def question(suspects: Mapping[int, tuple[int, Mix]]) -> Round:
             return crew.question(
-                layer,
                 weights,
-                {
+                key=(layer.name, Pass.FORWARD, shape),
+                orders={
                     seat: Order(
                         holder=crew.now(worker),
                         task=task(self.open_call(), mix(shares[seat]), compute=True, keep=False),
@@ -222,9 +222,9 @@ class Exchange:
         def question(kind: Pass, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
             one = (1, *share_shape[1:])
             return crew.question(
-                layer,
                 weights,
-                {
+                key=(layer.name, passes, share_shape),
+                orders={
                     seat: Order(
                         holder=crew.now(worker),
                         task=task(seat, mix(deltas if clear else deltas[seat]), (kind,), one),
@@ -281,9 +281,11 @@ class Exchange:
         """What the worker of a seat makes of gradients in the clear."""
         return either.combine_clear(_coefficients(code.B.data[seat], self.prime), deltas, self.prime)
 
-    def expel(self, worker: int, reason: str) -> str:
-        """The worker is out; its name."""
+    def expel(self, worker: int, reason: str) -> None:
+        """Puts the worker out."""
         self._crew.expel(worker, reason)
+
+    def name(self, worker: int) -> str:
         return self._crew.name(worker)
 
     # --- who --------------------------------------------------------------------------------------------------------

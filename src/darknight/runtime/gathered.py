@@ -65,6 +65,7 @@ class Gathered:
         self.kind = kind
         self.answers: dict[int, Tensor] = {}
         self.by: dict[int, int] = {}
+        self._dropped: set[int] = set()
         self._all = [*wanted, *(seat for seat in range(seats) if seat not in wanted)]
         self.wanted = tuple(wanted)
         self._enough = enough
@@ -86,7 +87,7 @@ class Gathered:
 
     def fill(self) -> None:
         """Adds answers until they are enough: from workers that idle, from standbys, from the enclave."""
-        tried = set(self.wanted)
+        tried = {*self.wanted, *self._dropped}
         while self._enough is not None and self._short > 0:
             idle = [seat for seat in self._all if seat not in tried and seat not in self.answers][: self._short]
             if not idle:
@@ -103,6 +104,7 @@ class Gathered:
     def without(self, seats: Iterable[int]) -> None:
         """Drops these answers, and fills up."""
         for seat in seats:
+            self._dropped.add(seat)
             self.answers.pop(seat, None)
             self.by.pop(seat, None)
         self.fill()

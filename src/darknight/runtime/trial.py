@@ -31,7 +31,7 @@ from darknight.types import Pass
 
 WRONG = "a wrong answer"
 STALE = "an answer with the weights of an earlier step"
-OTHER = "an answer with other weights than it was sent"
+OTHER = "an answer as if with other weights than it was sent"
 _LARGEST = 3.0  # of the factors in a mixture of floats
 
 
@@ -70,7 +70,12 @@ class Trial:
                 result = self._checked(layer, gathered, case)
             except IntegrityError as error:
                 if not gathered.by:  # nobody is left to be wrong but the enclave
-                    raise
+                    raise IntegrityError(
+                        f"{error} Not even the enclave's own computation passes: suspect the memory or the processor "
+                        "of this machine. Nothing of the result was used.",
+                        kind=error.kind,
+                        check=error.check,
+                    ) from None
                 self._punish(layer, gathered, case, error.check)
             else:
                 note_unchecked(self._scheme, self._ledger, layer, gathered.kind)
@@ -107,9 +112,17 @@ class Trial:
         kind, call = gathered.kind, gathered.call
         for seat, finding in findings.items():
             reason = f"it gave {finding} (layer {layer.label}, call {call}, {kind.value}; found by {check})"
-            name = self._exchange.expel(by[seat], reason)
+            self._exchange.expel(by[seat], reason)
             self._ledger.record(
-                Blamed(layer=layer.label, call=call, kind=kind, check=check, worker=name, seat=seat, finding=finding)
+                Blamed(
+                    layer=layer.label,
+                    call=call,
+                    kind=kind,
+                    check=check,
+                    worker=self._exchange.name(by[seat]),
+                    seat=seat,
+                    finding=finding,
+                )
             )
 
     # --- what is wrong ----------------------------------------------------------------------------------------------
@@ -141,8 +154,9 @@ class Trial:
         mixtures = {seat: self._mixture(len(gathered.answers[seat])) for seat in seats if seat not in found}
         for seat, said in gathered.question(mixtures).items() if mixtures else ():
             mix, answer = mixtures[seat], gathered.answers[seat]
-            if self._prime is None:
-                same = blame.proportionate(said, mix(answer), _LARGEST * len(answer) * case.spreads()[seat])
+            if self._prime is None:  # larger weights than ours round by more
+                spread = case.spreads()[seat] + torch.finfo(answer.dtype).eps * float(answer.abs().max())
+                same = blame.equal_in_floats(said, mix(answer), _LARGEST * len(answer) * spread)
             else:
                 same = blame.equal_in_field(said, mix(answer), self._prime)
             if same:
