@@ -1,44 +1,56 @@
 """Freivalds' check, two-sided, of decoded integers in F_p and in a second field F_q.
 
-Both sides of a bilinear identity (see ops.op) are weighed with secret random u and v and compared. What is compared has
-one element for each position instead of one for each example, channel and position, so it costs a fraction of the pass.
+Both sides of a bilinear identity (see ops.op) are weighed with secret random vectors along every axis: u over channels,
+v over rows (for a weight gradient: over the input channels), and one over each axis of the positions (of the kernel).
+So both are one number for each repetition, and the cost is little more than that of reading two tensors once.
 
     wrong modulo p                      somebody lied: IntegrityError
     right modulo p, wrong modulo q      the integer wrapped around modulo p: RangeError, nobody is blamed
 
 Guarantees: a result that differs from the true one in any element passes with probability at most 2^-40, whatever the
-    workers did and knew (contract test: tests/integrity/test_freivalds.py). Entries of u and v are uniform over N
-    values; a wrong bilinear form vanishes with probability at most 2/N; R repetitions make it (2/N)^R <= 2^-40. The
-    same holds for noticing a wrap-around.
-Assumes: u and v are fresh, secret and independent of the answers, which were received before they are drawn; operands
-    are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.
+    workers did and knew (contract test: tests/integrity/test_freivalds.py). The weighed difference is linear in each
+    vector. Entries are uniform over 2^b values, distinct in either field: b = 21 for u, 22 for v, 24 for the others, of
+    which there are at most three. Vector by vector, a difference that is not zero becomes zero with probability at most
+    2^-b; together 2^-21 + 2^-22 + 3 * 2^-24 < 2^-20, and there are two repetitions. The same holds for noticing a
+    wrap-around.
+Assumes: the vectors are fresh, secret and independent of the answers, which were received before they are drawn;
+    operands are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.
 Leaks: to the worker, that a check failed.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from darknight.coding import WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
-from darknight.ops import BilinearOp, collapse_rows
-from darknight.ops.field import EXACT, Bilinear, centred, exact, limbs_for, recombined, residues, split
+from darknight.integrity.weighing import (
+    Integers,
+    Moduli,
+    block_length,
+    contracted,
+    contracted_again,
+    inner_product,
+    inner_product_of_rows,
+    integers,
+    joined,
+    largest_of,
+    over_channels,
+    over_rows,
+    over_weights,
+)
+from darknight.ops import BilinearOp
 from darknight.ops.op import Shape
 from darknight.randomness import Stream, uniform_below
 from darknight.types import Pass
 
-SOUNDNESS_BITS = 40
-_WIDEST = 24  # bits of an entry of u or v: 2^24 values are distinct modulo either prime
-# Folded weights and sums over folded rows up to here are split into at most six limbs, of at most 21 bits.
-_SHARED_WEIGHTS = 2.0**41
-_SHARED_REACH = 2.0**46
-_FEW_LIMBS = 1 << 17  # products of two centred values that three limbs carry
+_IN_CACHE = 1 << 19  # float64 elements of a step that are read several times
 
 
 def verified_forward(
@@ -46,19 +58,18 @@ def verified_forward(
 ) -> Tensor:
     """y, if it is <w, x>: centred integers y, quantised x and w.
 
-    wraps: the operands are residues, as in a share, and so is the result: it is checked modulo the prime alone.
+    wraps: the operands are centred residues, as of a share, and so is the result: it is checked modulo the prime alone.
     """
-    rows, weight = op.rows(y), w.to(torch.float64)
-    y_shape = op.output_shape(tuple(x.shape), tuple(w.shape))
-    _expect(y, y_shape, Pass.FORWARD)
-    plan = repetitions(max(rows.shape[0], *op.channels(tuple(w.shape))), prime)
-    u = _vectors(stream, plan, op.channels(tuple(w.shape))[0])
-    v = _vectors(stream, plan, rows.shape[0])
-    folded = _fold_channels(op, rows, u, 1)
-    weights, inputs = op.fold_weight_output(weight, u), _fold_rows(op.rows(x), v)
-    moduli = _moduli(prime, wraps)
-    expected = _projected(weights, inputs, 1, moduli, lambda rows, stack: op.project_forward(rows, stack, y_shape))
-    _compare(Pass.FORWARD, moduli, [collapse_rows(centred(folded, m), v) for m in moduli], expected)
+    w_shape = tuple(w.shape)
+    _expect_result(y, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
+    rows, moduli = op.rows(y), Moduli(_moduli(prime, wraps))
+    vectors = Vectors.drawn(stream, op.channels(w_shape)[0], rows.shape[0], tuple(rows.shape[2:]))
+    found = _weighed(op, rows, vectors, moduli)
+    weights = over_weights(op, w, vectors.u, 0, vectors.channels_at_once(moduli), moduli)
+    op, x = op.trimmed(x, w_shape)
+    inputs = over_rows(op.rows(x), vectors.v, vectors.rows_at_once(moduli))
+    expected = _met(weights, inputs, op.forward_positions(vectors.positions, tuple(x.shape), w_shape), moduli)
+    _compare(Pass.FORWARD, moduli, found, expected)
     return y
 
 
@@ -74,19 +85,16 @@ def verified_grad_input(
     wraps: bool = False,
 ) -> Tensor:
     """gx, if it is <w, delta>^T: centred integers gx of x_shape, quantised delta and w."""
-    _expect(gx, x_shape, Pass.GRAD_INPUT)
-    rows, weight = op.rows(gx), w.to(torch.float64)
-    _expect(delta, op.output_shape(x_shape, tuple(w.shape)), Pass.GRAD_INPUT)
-    plan = repetitions(max(rows.shape[0], *op.channels(tuple(w.shape))), prime)
-    u = _vectors(stream, plan, op.channels(tuple(w.shape))[1])
-    v = _vectors(stream, plan, rows.shape[0])
-    folded = _fold_channels(op, rows, u, 1)
-    weights, deltas = op.fold_weight_input(weight, u), _fold_rows(op.rows(delta), v)
-    moduli = _moduli(prime, wraps)
-    expected = _projected(
-        weights, deltas, op.copies(x_shape), moduli, lambda rows, stack: op.project_grad_input(rows, stack, x_shape)
-    )
-    _compare(Pass.GRAD_INPUT, moduli, [collapse_rows(centred(folded, m), v) for m in moduli], expected)
+    w_shape = tuple(w.shape)
+    _expect_result(gx, x_shape, Pass.GRAD_INPUT)
+    _expect(delta, op.output_shape(x_shape, w_shape), Pass.GRAD_INPUT)
+    rows, moduli = op.rows(gx), Moduli(_moduli(prime, wraps))
+    vectors = Vectors.drawn(stream, op.channels(w_shape)[1], rows.shape[0], tuple(rows.shape[2:]))
+    found = _weighed(op, rows, vectors, moduli)
+    weights = over_weights(op, w, vectors.u, 1, vectors.channels_at_once(moduli), moduli)
+    deltas = over_rows(op.rows(delta), vectors.v, vectors.rows_at_once(moduli))
+    expected = _met(weights, deltas, op.grad_input_positions(vectors.positions, x_shape, w_shape), moduli)
+    _compare(Pass.GRAD_INPUT, moduli, found, expected)
     return gx
 
 
@@ -102,106 +110,145 @@ def verified_grad_weight(
     wraps: bool = False,
 ) -> Tensor:
     """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
-    _expect(gw, w_shape, Pass.GRAD_WEIGHT)
+    _expect_result(gw, w_shape, Pass.GRAD_WEIGHT)
     _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
-    outs, ins = op.channels(w_shape)
-    plan = repetitions(max(outs, ins), prime)
-    u, v = _vectors(stream, plan, outs), _vectors(stream, plan, ins)
-    folded = op.fold_weight_output(gw.to(torch.float64), u)
-    inputs = _fold_channels(op, op.rows(x), v, op.groups)
-    deltas = _fold_channels(op, op.rows(delta), u, op.groups)
-    products = x.shape[0] * op.positions(tuple(x.shape), tuple(delta.shape))
-    per_row = max(1, products // max(1, inputs.shape[0]))
-
-    def project(left: Tensor, right: Tensor) -> Tensor:
-        return op.project_grad_weight(left, right, w_shape)
-
-    moduli = _moduli(prime, wraps)
-    expected = [_summed(project, inputs, deltas, per_row, m) for m in moduli]
-    _compare(Pass.GRAD_WEIGHT, moduli, [op.contract_folded(centred(folded, m), v) for m in moduli], expected)
+    groups, (outs, ins), moduli = op.groups, op.channels(w_shape), Moduli(_moduli(prime, wraps))
+    vectors = Vectors.drawn(stream, outs, ins, w_shape[2:])
+    folded = over_weights(op, gw, vectors.u, 0, vectors.channels_at_once(moduli), moduli)
+    found = _weighed_gradient(folded, vectors, groups, moduli)
+    _compare(Pass.GRAD_WEIGHT, moduli, found, _met_gradient(*op.trimmed(x, w_shape), delta, vectors, moduli))
     return gw
 
 
+# --- the vectors ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Repetitions:
-    """How often to repeat, with entries of how many bits."""
+    """How often to repeat, with entries of how many bits: u has `bits`, v one more, the others three more."""
 
     count: int
     bits: int
 
     @property
     def soundness(self) -> int:
-        """A wrong result passes with probability at most 2^-soundness."""
+        """A wrong result passes with probability at most 2^-soundness, with up to four axes of positions."""
         return self.count * (self.bits - 1)
 
 
-def repetitions(longest: int, prime: int) -> Repetitions:
-    """The fewest repetitions for 40 bits whose sums over `longest` field elements stay exact in float64."""
-    room = math.log2(EXACT) - (prime // 2 + 8).bit_length() - (max(1, longest) - 1).bit_length()
-    bits = min(_WIDEST, int(room) + 1)
-    if bits < 2:
-        raise OpError(f"a check over {longest} rows or channels is too long to be exact. Use a smaller batch.")
-    return Repetitions(-(-SOUNDNESS_BITS // (bits - 1)), bits)
+PLAN = Repetitions(2, 21)
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """u (rep, channel), v (rep, row or input channel), and (rep, size) for each axis of the positions or taps."""
+
+    plan: Repetitions
+    u: Tensor
+    v: Tensor
+    positions: tuple[Tensor, ...]
+
+    @classmethod
+    def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape) -> Vectors:
+        plan = PLAN
+        widths = (plan.bits, plan.bits + 1, *(plan.bits + 3,) * len(sizes))
+        u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)
+        # A single position needs no weight: nothing is summed.
+        return cls(plan, u, v, tuple(each if each.shape[1] > 1 else torch.ones_like(each) for each in positions))
+
+    def positions_of_groups(self, groups: int) -> list[Tensor]:
+        """(group * rep, taps) for each axis: every group is weighed alike."""
+        return [each.repeat(groups, 1) for each in self.positions] if groups > 1 else list(self.positions)
+
+    # How many operands of magnitude p/2 can be weighed with u, v, or the others, and summed exactly.
+    def channels_at_once(self, moduli: Moduli) -> int:
+        return block_length(moduli.half, 2.0 ** (self.plan.bits - 1))
+
+    def rows_at_once(self, moduli: Moduli) -> int:
+        return block_length(moduli.half, 2.0**self.plan.bits)
+
+    def taps_at_once(self, moduli: Moduli) -> int:
+        return block_length(moduli.half, 2.0 ** (self.plan.bits + 2))
+
+
+def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Tensor]:
+    """(count, length) for each length, uniform over the 2^width integers around zero, in float64."""
+    widest = max(widths)
+    drawn = uniform_below(stream, (count, sum(lengths)), 1 << widest).sub_(1 << (widest - 1))
+    parts = torch.split(drawn, list(lengths), dim=1)
+    return [(part >> (widest - width)).to(torch.float64) for part, width in zip(parts, widths, strict=True)]
 
 
 def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
     return (prime,) if wraps else (prime, WITNESS[prime])
 
 
-def _projected(
-    weights: Tensor, rows: Tensor, copies: int, moduli: Sequence[int], project: Callable[[Tensor, Tensor], Tensor]
-) -> list[Tensor]:
-    """The cheap side modulo each prime. The folded operands are exact integers, so one product serves both primes."""
-    bound, reach = _largest(weights), _largest(rows) * copies * math.prod(weights.shape[1:])
-    if bound > _SHARED_WEIGHTS or reach > _SHARED_REACH:  # full-range operands: reduce them for each prime apart
-
-        def apart(left: Tensor, right: Tensor) -> Tensor:
-            return project(right, left.unsqueeze(1)).squeeze(1)
-
-        products = float(copies * math.prod(weights.shape[1:]))
-        return [
-            exact(apart, centred(weights, m), centred(rows, m), bound=_half(m), reach=_half(m) * products, prime=m)
-            for m in moduli
-        ]
-    limbs = limbs_for(bound, reach)
-    partials = project(rows, torch.stack(split(weights, limbs), dim=1)).unbind(1)
-    return [recombined([centred(partial, m) for partial in partials], limbs, m) for m in moduli]
+# --- both sides -------------------------------------------------------------------------------------------------------
+def _weighed(op: BilinearOp, rows: Tensor, vectors: Vectors, moduli: Moduli) -> Integers:
+    """A result (row, channel, ...) weighed along every axis: (modulus, rep)."""
+    folded = over_channels(op, rows, vectors.u, 1, vectors.channels_at_once(moduli))  # (block, row, rep, ...)
+    columns = folded.reshape(*folded.shape[:3], prod(rows.shape[2:])).transpose(1, 2)  # (block, rep, row, position)
+    total = contracted(vectors.v.unsqueeze(1), columns, moduli, largest_of(folded))
+    return _over_positions(total.reshape(*total.shape[:2], *rows.shape[2:]), vectors.positions, moduli)
 
 
-def _largest(values: Tensor) -> float:
-    return max(map(abs, torch.stack(values.aminmax()).tolist())) if values.numel() else 0.0
+def _weighed_gradient(folded: Integers, vectors: Vectors, groups: int, moduli: Moduli) -> Integers:
+    """A weight gradient whose output channels are summed, (modulus, rep, in, ...) -> (modulus, group * rep)."""
+    _, reps, channels, *sizes = folded.shape
+    grouped = folded.reshape(len(moduli), reps, groups, channels // groups, -1)
+    total = contracted_again(integers(vectors.v).reshape(reps, groups, 1, -1), grouped, moduli)
+    taps = total.swapaxes(1, 2).reshape(len(moduli), groups * reps, *sizes)
+    return _over_positions(taps, vectors.positions_of_groups(groups), moduli)
 
 
-def _summed(bilinear: Bilinear, left: Tensor, right: Tensor, per_row: int, modulus: int) -> Tensor:
-    """bilinear(left, right) mod modulus, summed over chunks of rows that need few limbs."""
-    step = max(1, _FEW_LIMBS // per_row)
-    total: Tensor | None = None
-    for a, b in zip(torch.split(left, step), torch.split(right, step), strict=True):
-        reach = _half(modulus) * a.shape[0] * per_row
-        part = exact(
-            bilinear, centred(a, modulus), centred(b, modulus), bound=_half(modulus), reach=reach, prime=modulus
-        )
-        total = part if total is None else centred(total + part, modulus)
-    assert total is not None
+def _over_positions(total: Integers, positions: Sequence[Tensor], moduli: Moduli) -> Integers:
+    """(modulus, rep, ...), centred, and (rep, size) for each further axis -> (modulus, rep)."""
+    for weights in reversed(positions):
+        lines = total.reshape(*total.shape[:2], -1, total.shape[-1]).swapaxes(2, 3)  # (modulus, rep, size, any)
+        total = contracted_again(integers(weights)[:, np.newaxis], lines, moduli).reshape(total.shape[:-1])
     return total
 
 
-def _half(modulus: int) -> float:
-    """What a centred value is at most."""
-    return float(modulus // 2 + 8)
+def _met(weights: Integers, rows: Tensor, positions: Sequence[Tensor], moduli: Moduli) -> Integers:
+    """The cheap side: weights (modulus, rep, channel, ...), rows (block, rep, channel, ...) -> (modulus, rep).
+
+    positions: for each axis (rep, taps, size).
+    """
+    lead = weights.shape[:2]
+    if not positions:
+        met = joined(rows, moduli).astype(np.int64)
+    else:
+        lines = rows.reshape(*rows.shape[:2], -1, rows.shape[-1]).transpose(2, 3)  # (block, rep, size, any)
+        met = contracted(positions[-1], lines, moduli, largest_of(rows))
+        for matrix, size in zip(positions[-2::-1], rows.shape[-2:2:-1], strict=True):
+            met = contracted_again(integers(matrix), met.reshape(*lead, -1, size).swapaxes(2, 3), moduli)
+    # Now (modulus, rep, taps, channel), the axes of the taps in the kernel's order.
+    return inner_product(np.moveaxis(weights, 2, -1).reshape(*lead, -1), met.reshape(*lead, -1), moduli)
 
 
-def _compare(kind: Pass, moduli: Sequence[int], found: list[Tensor], expected: list[Tensor]) -> None:
-    equal = [
-        torch.equal(residues(centred(ours, m), m), residues(theirs, m))
-        for ours, theirs, m in zip(found, expected, moduli, strict=True)
-    ]
-    if not equal[0]:
-        raise IntegrityError(
-            f"{kind.value}: the result is not the product of its operands. A worker returned a wrong answer.",
-            kind=kind.value,
-            check="freivalds",
+def _met_gradient(op: BilinearOp, x: Tensor, delta: Tensor, vectors: Vectors, moduli: Moduli) -> Integers:
+    """The cheap side of a weight gradient: (modulus, group * rep)."""
+    groups, inputs, deltas = op.groups, op.rows(x), op.rows(delta)
+    taps = vectors.positions_of_groups(groups)
+    width = len(moduli) * groups * len(vectors.u) * max(prod(inputs.shape[2:]), prod(deltas.shape[2:]))
+    step = max(1, _IN_CACHE // max(1, width))
+    total = np.zeros((len(moduli), groups * len(vectors.u)), dtype=np.int64)
+    for some, others in zip(torch.split(inputs, step), torch.split(deltas, step), strict=True):
+        left = joined(over_channels(op, some, vectors.v, groups, vectors.rows_at_once(moduli)), moduli)
+        right = joined(over_channels(op, others, vectors.u, groups, vectors.channels_at_once(moduli)), moduli)
+        folded = op.fold_taps(
+            torch.from_numpy(left).flatten(0, 1),
+            torch.from_numpy(right).flatten(0, 1),
+            taps,
+            moduli.centred_rows,
+            vectors.taps_at_once(moduli),
         )
+        total += inner_product_of_rows(*folded, moduli)
+    return total
+
+
+def _compare(kind: Pass, moduli: Moduli, found: Integers, expected: Integers) -> None:
+    equal = (moduli.residues(found - expected) == 0).all(1).tolist()
+    if not equal[0]:
+        _refuse(kind)
     if not all(equal):
         raise RangeError(
             f"{kind.value}: the result exceeds the field's range. Repeat the pass at a smaller scale.",
@@ -210,44 +257,20 @@ def _compare(kind: Pass, moduli: Sequence[int], found: list[Tensor], expected: l
         )
 
 
-def _vectors(stream: Stream, plan: Repetitions, length: int) -> Tensor:
-    """(rep, length), uniform over the 2^bits integers around zero."""
-    return uniform_below(stream, (plan.count, length), 1 << plan.bits).sub_(1 << (plan.bits - 1)).to(torch.float64)
-
-
-_CHUNK = 1 << 19  # elements converted to float64 at a time: they stay in cache between conversion and product
-
-
-class _Scratch(threading.local):
-    """One buffer for conversions, kept: fresh memory costs more than the arithmetic."""
-
-    def __init__(self) -> None:
-        with torch.inference_mode(False):
-            self.buffer = torch.empty(0, dtype=torch.float64)
-
-    def doubles(self, part: Tensor) -> Tensor:
-        """`part` in float64; valid until the next call."""
-        if self.buffer.numel() < part.numel():
-            with torch.inference_mode(False):  # an inference tensor could not be reused outside that mode
-                self.buffer = torch.empty(max(_CHUNK, part.numel()), dtype=torch.float64)
-        return self.buffer[: part.numel()].view(part.shape).copy_(part)
-
-
-_scratch = _Scratch()
-
-
-def _fold_channels(op: BilinearOp, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
-    step = max(1, _CHUNK // max(1, rows[:1].numel()))
-    return torch.cat([op.fold_channels(_scratch.doubles(part), vectors, groups) for part in torch.split(rows, step)])
-
-
-def _fold_rows(rows: Tensor, vectors: Tensor) -> Tensor:
-    flat = rows.flatten(1)
-    step = max(1, _CHUNK // max(1, flat.shape[0]))
-    folded = torch.cat([vectors @ _scratch.doubles(part) for part in torch.split(flat, step, dim=1)], dim=1)
-    return folded.view(vectors.shape[0], *rows.shape[1:])
-
-
 def _expect(tensor: Tensor, shape: Shape, kind: Pass) -> None:
     if tuple(tensor.shape) != shape:
         raise OpError(f"{kind.value}: a tensor {tuple(tensor.shape)} where {shape} belongs.")
+
+
+def _expect_result(result: Tensor, shape: Shape, kind: Pass) -> None:
+    _expect(result, shape, kind)
+    if result.is_floating_point() and not bool(result.isfinite().all()):
+        _refuse(kind)
+
+
+def _refuse(kind: Pass) -> None:
+    raise IntegrityError(
+        f"{kind.value}: the result is not the product of its operands. A worker returned a wrong answer.",
+        kind=kind.value,
+        check="freivalds",
+    )

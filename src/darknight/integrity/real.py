@@ -5,13 +5,13 @@ has rounding errors of standard deviation `spread` per element, and a sum weighe
 differs by more than z * spread is refused. z is such that an honest call fails with probability 1e-9.
 
 Guarantees: let e be the difference from the true product, over the rows and channels (for a weight gradient: over the
-    channels of one group) that meet in one compared number. A result with rms(e) >= 16 z spread anywhere passes with
-    probability at most 2^-40, whatever the workers did and knew: |v^T e u| <= rms(e) / 16 has probability at most
-    sqrt(2) E(1 + 256 g^2)^-1/2 < 1/4 with Gaussian g, and there are 20 repetitions. (Given u it is at most
-    sqrt(2) (1 + 256 q)^-1/2, convex in q, and q is linear in the squared singular values of e, so rank one is worst.)
-    Smaller errors are caught less surely, most of them at rms(e) = z spread. Signs instead of directions would be
-    worse: an error that two rows share cancels half the time, however large. Contract test:
-    tests/integrity/test_real.py.
+    channels of one group) that meet in one compared number. A result with rms(e) >= 16 z spread anywhere, which is what
+    `certain_error` gives, passes with probability at most 2^-40, whatever the workers did and knew: |v^T e u| <=
+    rms(e) / 16 has probability at most sqrt(2) E(1 + 256 g^2)^-1/2 < 1/4 with Gaussian g, and there are 20
+    repetitions. (Given u it is at most sqrt(2) (1 + 256 q)^-1/2, convex in q, and q is linear in the squared singular
+    values of e, so rank one is worst.) Smaller errors are caught less surely, most of them at rms(e) = z spread. Signs
+    instead of directions would be worse: an error that two rows share cancels half the time, however large. Contract
+    test, which prints the figures of each scheme: tests/integrity/test_real.py.
 Assumes: u and v are fresh, secret and drawn after the answers came; x, w and delta are what the workers were sent
     shares of (x on its grid, w and clear deltas in the wire's dtype); `spread` comes from the functions below and never
     from an answer, which a liar could make large. Shapes are the caller's, not a worker's.
@@ -107,6 +107,24 @@ def verified_grad_weight(
 def deviations(count: int) -> float:
     """z: `count` errors with tails no heavier than a Gaussian's exceed z standard deviations once in 1e9 calls."""
     return math.sqrt(2 * math.log(2 * max(1, count) / FALSE_ALARMS))
+
+
+def compared_numbers(op: BilinearOp, kind: Pass, x_shape: Shape, w_shape: Shape) -> int:
+    """How many numbers a check compares: one for each repetition and position (weight gradient: and group)."""
+    if kind is Pass.GRAD_WEIGHT:
+        return REPETITIONS * op.groups * math.prod(w_shape[2:])
+    shape = op.output_shape(x_shape, w_shape) if kind is Pass.FORWARD else x_shape
+    return REPETITIONS * math.prod(shape[2 : len(w_shape)])
+
+
+def certain_error(spread: float, count: int) -> float:
+    """The smallest error that is sure to be caught, except with probability 2^-40, where `count` numbers are compared.
+
+    It is the rms over the rows and channels that meet in one compared number, there where it is largest. If a single
+    element is wrong, it is this times the square root of how many they are. (The rounding of our own sums adds to it
+    what is far below the spread of float64 workers.) Smaller errors are caught less surely.
+    """
+    return CLEAR * deviations(count) * spread
 
 
 def on_grid(values: Tensor, grid: Grid) -> Tensor:
@@ -291,8 +309,7 @@ def _compare(kind: Pass, found: Tensor, expected: Tensor, spread: float, summed:
         )
     if not bool(((found - expected).abs_() <= tolerance).all()):  # also false for what is not a number
         raise IntegrityError(
-            f"{kind.value}: the result differs from the product of its operands by more than rounding explains. "
-            "A worker returned a wrong answer.",
+            f"{kind.value}: the result differs from the product of its operands by more than rounding explains.",
             kind=kind.value,
             check="freivalds",
         )

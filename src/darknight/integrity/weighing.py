@@ -1,53 +1,77 @@
-"""Exact sums weighed with random vectors: integers in float64, for Freivalds' check in the field.
+"""Exact sums weighed with random vectors, for Freivalds' check in the field.
 
-Every sum here stays within 2^53, so none is rounded. A first sum over a large tensor is cut into *blocks* so short that
-operands of magnitude p/2 fit; what it leaves is a fraction of the tensor, and further sums over it are made from
-balanced digits of whichever operand is cheaper to split (ops.field.split), and reduced modulo each prime.
+Large tensors are summed in float64, and every such sum stays within 2^53, so none is rounded: it is cut into *blocks*
+so short that operands of magnitude p/2 fit. What is left is a fraction of the tensor. The next sum over it is made from
+balanced digits of whichever operand is cheaper to split (ops.field.split), and reduced. What is left then is small, and
+summed in int64 by numpy, whose calls cost less than torch's.
 
-Axes: `block` and `rep` as above, `modulus` for results reduced modulo each of the primes of `Moduli`.
+Axes: `block` and `rep`; `modulus` for what is reduced modulo each of the primes of `Moduli`.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from darknight.ops import BilinearOp
 from darknight.ops.field import EXACT, Limbs, limbs_for, split
 
-_CHUNK = 1 << 19  # elements converted to float64 at a time: they stay in cache between conversion and product
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_CHUNK = 1 << 20  # elements converted to float64 at a time: they stay in cache between conversion and product
 # Sums are kept this little below 2^53, because reduction needs the multiple of the prime next to a sum to be exact too.
 _SLACK = 1 + 2.0**-24
+_SHIFT = 24  # bits by which a centred value, of 27, is shifted at most: adding a sum up to 2^52 is exact
 _ROOM = 2.0**44  # sums of the larger operand up to here leave the digits of the smaller one 9 bits or more
-_LONGEST = 1 << 16  # terms of an inner product of two reduced operands: 27 + 16 bits leave its digits 9
+_INTEGERS = 1 << 62  # sums in int64 stay below
+_LONGEST = 1 << 16  # terms of a sum in float64 of products of two residues: 27 + 16 bits leave a digit 9
 
 
 class Moduli:
-    """One or two primes, and reduction modulo all of them at once."""
+    """One or two primes below 2^28, and reduction modulo all of them at once."""
 
     def __init__(self, primes: Sequence[int]) -> None:
-        self.half = float(max(primes) // 2 + 8)  # what a reduced value is at most
-        self._negative = torch.tensor(primes, dtype=torch.float64).neg_()
-        self._inverse = self._negative.reciprocal().neg_()
+        self.half = float(max(primes) // 2 + 8)  # what a centred value is at most
+        self._primes = np.array(primes)
+        self._floats = self._primes.astype(np.float64)
+        self._inverse = 1.0 / self._floats
 
     def __len__(self) -> int:
-        return len(self._negative)
+        return len(self._primes)
 
-    def reduced(self, values: Tensor) -> Tensor:
-        """(modulus, ...) or (1, ...) -> (modulus, ...): as ops.field.centred, modulo each prime."""
-        axes = (-1, *(1,) * (values.dim() - 1))
-        return (values * self._inverse.view(axes)).round_().mul_(self._negative.view(axes)).add_(values)
+    def centred(self, values: Floats) -> Floats:
+        """Exact (modulus, ...) or (1, ...) -> (modulus, ...): as ops.field.centred, modulo each prime."""
+        axes = (-1, *(1,) * (values.ndim - 1))
+        multiples = values * self._inverse.reshape(axes)
+        np.rint(multiples, out=multiples)
+        np.multiply(multiples, self._floats.reshape(axes), out=multiples)
+        return np.subtract(values, multiples, out=multiples)
 
-    def recombined(self, partials: Sequence[Tensor], limbs: Limbs) -> Tensor:
-        """As ops.field.recombined, of exact partials (...), lowest first; gives (modulus, ...)."""
-        total = self.reduced(partials[-1])
-        for partial in reversed(partials[:-1]):
-            total = self.reduced(total * 2.0**limbs.bits + self.reduced(partial))
-        return total
+    def centred_rows(self, rows: Tensor) -> Tensor:
+        """Exact float64 (modulus * row, ...) -> the same, centred."""
+        whole = rows.numpy().reshape(len(self), -1, *rows.shape[1:])
+        return torch.from_numpy(self.centred(whole).reshape(rows.shape))
+
+    def residues(self, values: Integers) -> Integers:
+        """(modulus, ...) or (1, ...) -> (modulus, ...), in [0, prime)."""
+        reduced: Integers = np.remainder(values, self._primes.reshape(-1, *(1,) * (values.ndim - 1)))
+        return reduced
+
+    def recombined(self, partials: Floats, limbs: Limbs) -> Integers:
+        """sum of partial_i * 2^(bits * i), each at most 2^52: (modulus or 1, limb, ...) -> centred (modulus, ...)."""
+        total = self.centred(partials[:, -1])
+        for place in reversed(range(limbs.count - 1)):
+            bits = limbs.bits
+            if bits > _SHIFT:
+                total, bits = self.centred(total * 2.0 ** (bits - _SHIFT)), _SHIFT
+            total = self.centred(total * 2.0**bits + partials[:, place])
+        return total.astype(np.int64)
 
 
 # --- first sums, over large tensors -----------------------------------------------------------------------------------
@@ -75,105 +99,142 @@ def block_length(largest: float, entry: float) -> int:
 
 
 def over_channels(op: BilinearOp, rows: Tensor, vectors: Tensor, groups: int, longest: int) -> Tensor:
-    """(row, channel, ...) and (rep, channel) -> (block, row, group * rep, ...): sums over at most `longest` channels."""
-    count, channels = rows.shape[:2]
-    own = channels // groups
-    blocks = [slice(start, min(start + longest, own)) for start in range(0, own, longest)]
-    out = torch.empty(len(blocks), count, groups * vectors.shape[0], *rows.shape[2:], dtype=torch.float64)
-    step = max(1, _CHUNK // max(1, rows[:1].numel()))
-    for start in range(0, count, step):
-        part = scratch.doubles(rows[start : start + step])
-        for place, block in enumerate(blocks):
-            some, weights = (_of_each_group(each, groups, block) for each in (part, vectors))
-            out[place, start : start + step] = op.fold_channels(some, weights, groups)
-    return out
+    """(row, channel, ...) and (rep, channel) -> (block, row, group * rep, ...): sums over at most `longest` channels.
+
+    A block is the same part of every group.
+    """
+    count, own = rows.shape[0], rows.shape[1] // groups
+    cuts = _cuts(own, longest)
+    parts: list[list[Tensor]] = [[] for _ in cuts]
+    for part in torch.split(rows, max(1, _CHUNK // max(1, rows[:1].numel()))):
+        doubles = scratch.doubles(part)
+        for (first, last, blocks), folded in zip(cuts, parts, strict=True):
+            some, weights = (_of_each_group(each, groups, first, last) for each in (doubles, vectors))
+            folded.append(op.fold_channels(some, weights, groups * blocks))  # (row, group * block * rep, ...)
+    whole = []
+    for (_, _, blocks), folded in zip(cuts, parts, strict=True):
+        some = folded[0] if len(folded) == 1 else torch.cat(folded)
+        by_block = some.view(count, groups, blocks, len(vectors), *rows.shape[2:]).movedim(2, 0)
+        whole.append(by_block.reshape(blocks, count, groups * len(vectors), *rows.shape[2:]))
+    return whole[0] if len(whole) == 1 else torch.cat(whole)
 
 
-def _of_each_group(tensor: Tensor, groups: int, block: slice) -> Tensor:
-    """A block of each group's channels, which are the second axis."""
-    if groups == 1:
-        return tensor[:, block]
-    return tensor.unflatten(1, (groups, tensor.shape[1] // groups))[:, :, block].flatten(1, 2)
+def _cuts(length: int, longest: int) -> list[tuple[int, int, int]]:
+    """(first, last, blocks): as many blocks of `longest` as there are, or the whole if it is short, and the rest."""
+    full = length // longest
+    cuts = [(0, full * longest, full), (full * longest, length, 1)]
+    return [cut for cut in cuts if cut[0] < cut[1]]
+
+
+def _of_each_group(tensor: Tensor, groups: int, first: int, last: int) -> Tensor:
+    """These channels, of the second axis, of each group."""
+    if groups * (last - first) == tensor.shape[1]:
+        return tensor
+    return tensor.view(tensor.shape[0], groups, -1, *tensor.shape[2:])[:, :, first:last].flatten(1, 2)
 
 
 def over_rows(rows: Tensor, vectors: Tensor, longest: int) -> Tensor:
     """(row, ...) and (rep, row) -> (block, rep, ...): sums over at most `longest` rows."""
     flat = rows.flatten(1)
-    blocks = list(torch.split(flat, longest))
+    blocks = torch.split(flat, longest)
     out = torch.empty(len(blocks), vectors.shape[0], flat.shape[1], dtype=torch.float64)
-    for place, (block, weights) in enumerate(zip(blocks, torch.split(vectors, longest, dim=1), strict=True)):
+    for total, block, weights in zip(out, blocks, torch.split(vectors, longest, dim=1), strict=True):
         step = max(1, _CHUNK // max(1, block.shape[0]))
-        for start in range(0, flat.shape[1], step):
-            part = scratch.doubles(block[:, start : start + step])
-            out[place, :, start : start + step] = weights @ part
+        for part, target in zip(torch.split(block, step, dim=1), torch.split(total, step, dim=1), strict=True):
+            torch.mm(weights, scratch.doubles(part), out=target)
     return out.view(len(blocks), vectors.shape[0], *rows.shape[1:])
 
 
-def over_weights(
-    fold: Callable[[Tensor, Tensor], Tensor], w: Tensor, vectors: Tensor, kept: int | None, moduli: Moduli
-) -> Tensor:
-    """fold(w, vectors), one of an op's fold_weight_*, reduced: (modulus, rep, channel, ...).
-
-    kept: the axis of w that is not summed and may be cut, or None.
-    """
-    limbs = _limbs(largest_of(vectors), largest_of(w) * vectors.shape[1])
-    digits = torch.cat(split(vectors, limbs))
-    parts = (w,) if kept is None else torch.split(w, max(1, _CHUNK * w.shape[kept] // max(1, w.numel())), dim=kept)
-    folded = torch.cat([fold(scratch.doubles(part), digits) for part in parts], dim=1)
-    return moduli.recombined(folded.unflatten(0, (limbs.count, -1)).unsqueeze(1).unbind(0), limbs)
+def over_weights(op: BilinearOp, w: Tensor, vectors: Tensor, axis: int, longest: int, moduli: Moduli) -> Integers:
+    """w and (rep, channel) -> (modulus, rep, other channel, ...), centred: sums over outputs (axis 0) or inputs (1)."""
+    if op.groups > 1:
+        fold = op.fold_weight_input if axis else op.fold_weight_output
+        limbs = _limbs(largest_of(vectors), largest_of(w) * vectors.shape[1])
+        folded = fold(w.to(torch.float64), torch.cat(split(vectors, limbs))).numpy()
+        return moduli.recombined(folded.reshape(1, limbs.count, -1, *folded.shape[1:]), limbs)
+    if axis == op.output_axis:
+        blocks = over_rows(w, vectors, longest)
+    else:
+        blocks = over_channels(op, w, vectors, 1, longest).transpose(1, 2)
+    return joined(blocks, moduli).astype(np.int64)
 
 
 # --- further sums, over what is left ----------------------------------------------------------------------------------
-def contracted(values: Tensor, matrix: Tensor, moduli: Moduli) -> Tensor:
-    """(block, rep, any, n) and (rep, n, m) -> (modulus, rep, any, m): sums over blocks and n of exact integers."""
-    blocks, length = values.shape[0], values.shape[-1]
-    largest = largest_of(values) * blocks
-    if largest * length <= _ROOM:
-        limbs = _limbs(largest_of(matrix), largest * length)
-        partials = torch.matmul(_total(values), torch.cat(split(matrix, limbs), dim=-1)).split(matrix.shape[-1], dim=-1)
+def contracted(matrix: Tensor, values: Tensor, moduli: Moduli, largest: float) -> Integers:
+    """(rep, m, n) and exact (block, rep, n, any), both float64 -> (modulus, rep, m, any): sums, centred.
+
+    largest: the largest magnitude of a value.
+    """
+    blocks, length = values.shape[0], values.shape[-2]
+    if largest * blocks * length <= _ROOM:
+        limbs = _limbs(largest_of(matrix), largest * blocks * length)
+        products = torch.matmul(torch.cat(split(matrix, limbs), dim=-2), _total(values)).numpy()
+        partials = np.moveaxis(products.reshape(matrix.shape[0], limbs.count, matrix.shape[1], -1), 1, 0)
     else:
-        limbs = _limbs(largest / max(1, blocks), largest_of(matrix.abs().sum(1)) * blocks)
-        partials = tuple(torch.matmul(_total(digit), matrix) for digit in split(values, limbs))
-    return moduli.recombined([partial.unsqueeze(0) for partial in partials], limbs)
+        limbs = _limbs(largest, largest_of(matrix.abs().sum(-1)) * blocks)
+        partials = np.stack([torch.matmul(matrix, _total(digit)).numpy() for digit in split(values, limbs)])
+    return moduli.recombined(partials[np.newaxis], limbs)
 
 
-def contracted_again(values: Tensor, matrix: Tensor, moduli: Moduli) -> Tensor:
-    """(modulus, rep, any, n), reduced, and (rep, n, m) or (modulus, rep, n, m) -> (modulus, rep, any, m)."""
-    total: Tensor | None = None
-    for some, rows in zip(
-        torch.split(values, _LONGEST, dim=-1), torch.split(matrix, _LONGEST, dim=-2), strict=True
-    ):
-        limbs = _limbs(largest_of(rows), moduli.half * some.shape[-1])
-        partials = torch.matmul(some, torch.cat(split(rows, limbs), dim=-1)).split(matrix.shape[-1], dim=-1)
-        part = moduli.recombined(partials, limbs)
-        total = part if total is None else moduli.reduced(total + part)
-    assert total is not None
+def contracted_again(matrix: Integers, values: Integers, moduli: Moduli) -> Integers:
+    """Any (rep, ..., m, n), reduced (modulus, rep, ..., n, any) -> residues (modulus, rep, ..., m, any)."""
+    length = values.shape[-2]
+    longest = max(1, _INTEGERS // (int(np.abs(matrix).max(initial=1)) << 28))
+    if length <= longest:
+        return moduli.residues(matrix @ values)
+    steps = (slice(start, start + longest) for start in range(0, length, longest))
+    parts = [moduli.residues(matrix[..., step] @ values[..., step, :]) for step in steps]
+    return moduli.residues(np.sum(parts, axis=0))
+
+
+def inner_product(left: Integers, right: Integers, moduli: Moduli) -> Integers:
+    """(modulus, rep, n) twice, of magnitude below the primes -> (modulus, rep), below 2^28 n."""
+    total: Integers = moduli.residues(left * right).sum(2)
     return total
 
 
-def joined(blocks: Tensor, moduli: Moduli) -> Tensor:
-    """(block, ...) -> (modulus, ...): sums over blocks, reduced."""
-    if blocks.shape[0] == 1:
-        return moduli.reduced(blocks)
-    if largest_of(blocks) * blocks.shape[0] * _SLACK <= EXACT:
-        return moduli.reduced(blocks.sum(0, keepdim=True))
-    total = moduli.reduced(blocks[:1])
-    for block in blocks[1:]:
-        total = moduli.reduced(total + moduli.reduced(block.unsqueeze(0)))
+def inner_product_of_rows(left: Tensor, right: Tensor, moduli: Moduli) -> Integers:
+    """Centred float64 (modulus * row, channel, ...) twice -> (modulus, channel), of magnitude below 2^27 rows."""
+    left, right = (each.view(len(moduli), -1, *each.shape[1:]) for each in (left, right))
+    if left.dim() == 3:  # no further axes: let the rows be one
+        left, right = (each.transpose(1, 2).unsqueeze(1) for each in (left, right))
+    left, right = left.flatten(3), right.flatten(3)
+    total = np.zeros((len(moduli), left.shape[2]), dtype=np.int64)
+    for start in range(0, left.shape[3], _LONGEST):
+        a, b = (each[..., start : start + _LONGEST] for each in (left, right))
+        limbs = _limbs(moduli.half, moduli.half * a.shape[-1])
+        partials = np.stack([torch.linalg.vecdot(digit, b).numpy() for digit in split(a, limbs)], axis=1)
+        total += moduli.recombined(partials, limbs).sum(1)
     return total
+
+
+def joined(blocks: Tensor, moduli: Moduli) -> Floats:
+    """Exact float64 (block, ...) -> (modulus, ...): sums over the blocks, centred."""
+    whole = blocks.numpy()
+    if len(whole) == 1:
+        return moduli.centred(whole)
+    if largest_of(blocks) * len(whole) * _SLACK <= EXACT:
+        return moduli.centred(whole.sum(0, keepdims=True))
+    total = moduli.centred(whole[:1])
+    for block in whole[1:]:
+        total = moduli.centred(total + moduli.centred(block[np.newaxis]))
+    return total
+
+
+def integers(entries: Tensor) -> Integers:
+    """float64 -> int64."""
+    whole: Integers = entries.numpy().astype(np.int64)
+    return whole
 
 
 def largest_of(values: Tensor) -> float:
-    """The largest magnitude; not a number when one of the values is not."""
-    if not values.numel():
-        return 0.0
-    lowest, highest = (float(value) for value in values.aminmax())
-    return abs(lowest) if abs(lowest) > highest else abs(highest)  # either keeps what is not a number
+    """The largest magnitude."""
+    return max(abs(float(value)) for value in values.aminmax()) if values.numel() else 0.0
 
 
 def _limbs(bound: float, reach: float) -> Limbs:
-    """limbs_for; what is not finite needs none, since it is refused whatever is computed with it."""
-    return limbs_for(bound, reach * _SLACK) if math.isfinite(bound * reach) else Limbs(1, 1)
+    """Digits of values up to `bound` whose sums stay within 2^52."""
+    return limbs_for(bound, 2 * reach)
 
 
 def _total(blocks: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import ClassVar, Self
@@ -176,14 +176,14 @@ class Conv(BilinearOp):
 
     def project_grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
         taps = self._taps(w, delta)
-        spatial, skipped = self._without_zeros(x_shape[2:])
+        spatial, skipped = self.padding.without_zeros(x_shape[2:])
         total = delta.new_zeros(*w.shape[:2], *spatial)
         for tap, target, source in self._overlaps(tuple(w.shape[3:]), spatial, tuple(delta.shape[2:]), skipped):
             total[(slice(None), slice(None), *target)] += taps[:, :, tap][(slice(None), slice(None), *source)]
         return total if spatial == x_shape[2:] else self.padding.transpose(total, x_shape[2:])
 
     def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
-        spatial, skipped = self._without_zeros(tuple(x.shape[2:]))
+        spatial, skipped = self.padding.without_zeros(tuple(x.shape[2:]))
         source = x if spatial == tuple(x.shape[2:]) else self.padding.apply(x)
         axes = (0, *range(2, x.dim()))
         sums = x.new_zeros(x.shape[1], prod(w_shape[2:]))
@@ -191,6 +191,57 @@ class Conv(BilinearOp):
         for tap, inputs, outputs in self._overlaps(w_shape[2:], spatial, tuple(delta.shape[2:]), skipped):
             sums[:, tap] = (source[(*every, *inputs)] * delta[(*every, *outputs)]).sum(axes)
         return sums.view(-1, *w_shape[2:])
+
+    def trimmed(self, x: Tensor, w_shape: Shape) -> tuple[Conv, Tensor]:
+        steps = tuple(
+            step if taps == 1 and amounts == (0, 0) else 1
+            for step, taps, amounts in zip(self.stride, w_shape[2:], self.padding.amounts, strict=True)
+        )
+        stride = tuple(step // taken for step, taken in zip(self.stride, steps, strict=True))
+        return replace(self, stride=stride), x[(slice(None), slice(None), *(slice(None, None, step) for step in steps))]
+
+    def forward_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
+        sums = []
+        for axis, (vectors, size, taps) in enumerate(zip(weights, x_shape[2:], w_shape[2:], strict=True)):
+            border = self._border(axis)
+            seen, skipped = border.without_zeros((size,))
+            total = vectors.new_zeros(vectors.shape[0], taps, *seen)
+            for tap, source, target in self._overlaps_along(axis, taps, seen[0], vectors.shape[1], skipped[0]):
+                total[:, tap, source] = vectors[:, target]
+            sums.append(total if seen == (size,) else border.transpose(total, (size,)))
+        return sums
+
+    def grad_input_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
+        outputs = self.output_shape(x_shape, w_shape)[2:]
+        sums = []
+        for axis, (vectors, size, taps) in enumerate(zip(weights, outputs, w_shape[2:], strict=True)):
+            border = self._border(axis)
+            seen, skipped = border.without_zeros((vectors.shape[1],))
+            met = vectors if seen == (vectors.shape[1],) else border.apply(vectors.unsqueeze(0)).squeeze(0)
+            total = vectors.new_zeros(vectors.shape[0], taps, size)
+            for tap, source, target in self._overlaps_along(axis, taps, seen[0], size, skipped[0]):
+                total[:, tap, target] = met[:, source]
+            sums.append(total)
+        return sums
+
+    def fold_taps(
+        self, x: Tensor, delta: Tensor, weights: Sequence[Tensor], reduced: Callable[[Tensor], Tensor], longest: int
+    ) -> tuple[Tensor, Tensor]:
+        spatial, skipped = self.padding.without_zeros(tuple(x.shape[2:]))
+        source = x if spatial == tuple(x.shape[2:]) else self.padding.apply(x)
+        for axis in range(self.axes):  # the first axis first: what is left to be read with a stride is less
+            vectors, size, count = weights[axis], spatial[axis], delta.shape[2 + axis]
+            total = source.new_zeros(*source.shape[: 2 + axis], count, *source.shape[3 + axis :])
+            before = (slice(None),) * (2 + axis)
+            terms = 0
+            for tap, inputs, outputs in self._overlaps_along(axis, vectors.shape[1], size, count, skipped[axis]):
+                if terms >= longest - 1:  # what was reduced counts as a term
+                    total, terms = reduced(total), 1
+                weight = vectors[:, tap].view(-1, *(1,) * self.axes)
+                total[(*before, outputs)].addcmul_(source[(*before, inputs)], weight)
+                terms += 1
+            source = reduced(total)
+        return source, delta
 
     # --- w as (group, first, second, tap): shared with the transposed convolution ----------------------------------
     def fold_first(self, w: Tensor, u: Tensor) -> Tensor:
@@ -202,8 +253,9 @@ class Conv(BilinearOp):
     def fold_second(self, w: Tensor, u: Tensor) -> Tensor:
         """Sums over w's second axis, which u (rep, group * second) weighs: (rep, first, *kernel)."""
         grouped = w.reshape(self.groups, w.shape[0] // self.groups, w.shape[1], -1)
-        folded = torch.einsum("gfst,rgs->rgft", grouped, u.reshape(u.shape[0], self.groups, -1))
-        return folded.reshape(u.shape[0], -1, *w.shape[2:])
+        vectors = u.reshape(u.shape[0], self.groups, -1).transpose(0, 1).unsqueeze(1)  # (group, 1, rep, second)
+        folded = torch.matmul(vectors, grouped)  # (group, first, rep, tap): w is not copied
+        return folded.permute(2, 0, 1, 3).reshape(u.shape[0], -1, *w.shape[2:])
 
     def contract(self, folded: Tensor, v: Tensor) -> Tensor:
         """(rep, group * channel, *kernel) and v (rep, group * channel) -> (group * rep, *kernel)."""
@@ -227,29 +279,33 @@ class Conv(BilinearOp):
 
         `skipped` zeros stand before each axis of the input and are left out, as are those behind it.
         """
-        for number, tap in enumerate(product(*[range(size) for size in kernel])):
-            sources, targets = [], []
-            for at, hole, step, size, count, left in zip(
-                tap, self.dilation, self.stride, inputs, outputs, skipped, strict=True
-            ):
-                shift = at * hole - left  # output position p meets input position p * step + shift
-                first = max(0, -(shift // step))
-                last = min(count - 1, (size - 1 - shift) // step)
-                targets.append(slice(first, last + 1))
-                sources.append(slice(first * step + shift, last * step + shift + 1, step))
-                if last < first:
-                    break
-            else:
-                yield number, tuple(sources), tuple(targets)
+        along = [
+            list(self._overlaps_along(axis, *sizes))
+            for axis, sizes in enumerate(zip(kernel, inputs, outputs, skipped, strict=True))
+        ]
+        for each in product(*along):
+            number = 0
+            for (tap, _, _), size in zip(each, kernel, strict=True):
+                number = number * size + tap
+            yield number, tuple(source for _, source, _ in each), tuple(target for _, _, target in each)
 
-    def _without_zeros(self, spatial: Shape) -> tuple[Shape, Shape]:
-        """The input's sizes as the taps meet it, and how many zeros were left out before each axis."""
-        if self.padding.mode == "zeros":
-            return spatial, tuple(left for left, _ in self.padding.amounts)
-        return self.padding.padded(spatial), (0,) * self.axes
+    def _overlaps_along(
+        self, axis: int, taps: int, inputs: int, outputs: int, skipped: int
+    ) -> Iterator[tuple[int, slice, slice]]:
+        """The same along one axis. Taps that meet zeros only are left out."""
+        step = self.stride[axis]
+        for tap in range(taps):
+            shift = tap * self.dilation[axis] - skipped  # output position p meets input position p * step + shift
+            first = max(0, -(shift // step))
+            last = min(outputs - 1, (inputs - 1 - shift) // step)
+            if first <= last:
+                yield tap, slice(first * step + shift, last * step + shift + 1, step), slice(first, last + 1)
+
+    def _border(self, axis: int) -> Padding:
+        return Padding((self.padding.amounts[axis],), self.padding.mode)
 
     def _padded_taps(self, taps: Tensor) -> tuple[Tensor, Shape]:
-        spatial, skipped = self._without_zeros(tuple(taps.shape[3:]))
+        spatial, skipped = self.padding.without_zeros(tuple(taps.shape[3:]))
         if spatial == tuple(taps.shape[3:]):
             return taps, skipped
         return self.padding.apply(taps.flatten(1, 2)).view(*taps.shape[:3], *spatial), skipped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Self
@@ -27,6 +28,7 @@ class ConvTranspose(BilinearOp):
     output_padding: tuple[int, ...]
 
     name: ClassVar[str] = "conv_transpose"
+    output_axis: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not self.conv.padding.symmetric_zeros:
@@ -150,6 +152,18 @@ class ConvTranspose(BilinearOp):
 
     def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
         return self.conv.project_grad_weight(delta, x, w_shape)
+
+    def forward_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
+        return self.conv.grad_input_positions(weights, self.output_shape(x_shape, w_shape), w_shape)
+
+    def grad_input_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
+        return self.conv.forward_positions(weights, self.output_shape(x_shape, w_shape), w_shape)
+
+    def fold_taps(
+        self, x: Tensor, delta: Tensor, weights: Sequence[Tensor], reduced: Callable[[Tensor], Tensor], longest: int
+    ) -> tuple[Tensor, Tensor]:
+        delta, x = self.conv.fold_taps(delta, x, weights, reduced, longest)
+        return x, delta
 
     def _expect(self, delta_shape: Shape, x_shape: Shape, w_shape: Shape) -> None:
         needed = self.output_shape(x_shape, w_shape)

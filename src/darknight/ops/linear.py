@@ -64,7 +64,10 @@ class Linear(BilinearOp):
         return w_shape[0], w_shape[1]
 
     def fold_channels(self, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
-        return rows @ vectors.t()
+        if groups == 1:
+            return rows @ vectors.t()
+        parts = zip(rows.chunk(groups, dim=1), vectors.chunk(groups, dim=1), strict=True)
+        return torch.cat([part @ weights.t() for part, weights in parts], dim=1)
 
     def fold_weight_output(self, w: Tensor, u: Tensor) -> Tensor:
         return u @ w

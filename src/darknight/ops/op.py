@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import ClassVar, Self
 
@@ -33,10 +33,18 @@ class BilinearOp(ABC):
         forward      sum_rows v sum_out u y    ==  project_forward(sum_rows v x, sum_out u w)
         grad_input   sum_rows v sum_in  u gx   ==  project_grad_input(sum_rows v delta, sum_in u w)
         grad_weight  sum_out u sum_in v gw     ==  project_grad_weight(sum_in v x, sum_out u delta)   (in each group)
+
+    Positions may be weighed too, with one vector s for each spatial axis (for grad_weight: a for each axis of the
+    kernel). Then both sides are one number for each rep:
+
+        forward      sum_positions s (left)  ==  <sum_out u w, sum_rows v x met by forward_positions(s)>
+        grad_input   sum_positions s (left)  ==  <sum_in u w, sum_rows v delta met by grad_input_positions(s)>
+        grad_weight  sum_taps a (left)       ==  <the two tensors of fold_taps(sum_in v x, sum_out u delta)>
     """
 
     name: ClassVar[str]
     groups: int
+    output_axis: ClassVar[int] = 0  # of w; the input channels are the other one of the first two
 
     # --- on the wire ------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -128,6 +136,27 @@ class BilinearOp(ABC):
     @abstractmethod
     def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
         """(row, group * rep, ...) twice -> (group * rep, ...): one input and one output channel per group and rep."""
+
+    def trimmed(self, x: Tensor, w_shape: Shape) -> tuple[BilinearOp, Tensor]:
+        """x without positions that no tap meets, and the op that does the same with the rest."""
+        return self, x
+
+    def forward_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
+        """For each axis (rep, size of y) -> (rep, taps, size of x): what a position of x counts at a tap."""
+        return []
+
+    def grad_input_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
+        """For each axis (rep, size of x) -> (rep, taps, size of y): what a position of delta counts at a tap."""
+        return []
+
+    def fold_taps(
+        self, x: Tensor, delta: Tensor, weights: Sequence[Tensor], reduced: Callable[[Tensor], Tensor], longest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Two tensors (row, group * rep, ...) whose inner product is that of delta and x, taps weighed and summed.
+
+        weights: (group * rep, taps) for each axis. `reduced` is applied at least once for every `longest` terms.
+        """
+        return x, delta
 
 
 def collapse_rows(folded: Tensor, vectors: Tensor) -> Tensor:

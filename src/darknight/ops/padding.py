@@ -39,6 +39,12 @@ class Padding:
     def padded(self, spatial: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size + left + right for size, (left, right) in zip(spatial, self.amounts, strict=True))
 
+    def without_zeros(self, spatial: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sizes that are left when zeros are left out, and how many were left out before each axis."""
+        if self.mode == "zeros":
+            return spatial, tuple(left for left, _ in self.amounts)
+        return self.padded(spatial), (0,) * len(self.amounts)
+
     def apply(self, x: Tensor) -> Tensor:
         """(a, b, *spatial) -> (a, b, *padded)."""
         if self.nothing:
