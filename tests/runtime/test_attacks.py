@@ -41,7 +41,7 @@ def precision(name: str) -> float:
 
 
 # Calls in a cell, with --full and without.
-CALLS = {"field": (50, 13), "field 2^25": (10, 1), "real": (50, 3), "paper": (50, 2)}
+CALLS = {"field": (50, 13), "field 2^25": (10, 1), "real": (26, 3), "paper": (26, 2)}
 
 SINGLE = ("one-element", "sign", "row", "noise", "scale", "zeros", "nan", "infinity")
 EARLIER = ("another-call", "earlier-step")
@@ -190,6 +190,8 @@ def test_of_real_thresholds_the_smallest_step_is_not_one(lies):
 def test_no_lie_is_used_and_whoever_is_named_lied(name, attack, lies, full, tally):
     """With --full: each op is a cell of its own; otherwise the ops take turns in one."""
     found, counts, calls = lies(name), Counter(), CALLS[name][0 if full else 1]
+    if attack in ("nan", "infinity"):  # found by their range, before any check
+        calls = min(calls, 10)
     ledger = found.arena.runtime.ledger
     before, blamed = sum(ledger.passed.values()), len(ledger.blamed)
     for place, kind in enumerate(passes_of(attack, name)):
