@@ -1,4 +1,4 @@
-"""The rule that one operator sees at most M distinct shares of a masking."""
+"""The rule that a worker sees one share of a masking, and an operator at most M."""
 
 import itertools
 
@@ -16,6 +16,16 @@ def test_an_operator_gets_as_many_shares_as_there_are_colluders():
         custody.sent(7, seat=1, worker=1)
     assert custody.may_send(7, seat=1, worker=2)
     assert custody.may_send(8, seat=1, worker=1)  # another masking
+
+
+def test_a_worker_gets_one_share_however_many_colluders_there_are():
+    """Any M workers hold at most M shares only if each holds one."""
+    custody = Custody("abb", colluders=2)
+    custody.sent(1, seat=0, worker=0)
+    assert custody.may_send(1, seat=0, worker=0)
+    assert not custody.may_send(1, seat=1, worker=0)
+    custody.sent(1, seat=1, worker=1)
+    assert custody.may_send(1, seat=2, worker=2)  # the operator's second, at another worker
 
 
 def test_a_share_goes_again_only_where_no_other_share_is():

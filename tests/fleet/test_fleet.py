@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import darknight as dk
+from darknight.errors import FleetError, WorkerError
 from darknight.fleet import Fleet, Member
-from darknight.types import Forget
+from darknight.types import Expected, Forget, ForwardTask
 from darknight.wire import LinkClosed, Misbehaved, in_process
 from fleet.threads import thread_fleet, thread_member
 
@@ -184,3 +185,31 @@ def test_a_fleet_that_is_closed_while_a_call_waits_ends_the_call():
     fleet.close()
     caller.join(10)
     assert "the fleet is closed" in str(found[0])
+
+
+# --- quarantine -------------------------------------------------------------------------------------------------------
+def test_a_worker_that_is_put_out_gets_nothing_more_and_can_come_back():
+    task = ForwardTask(layer="a", call=1, version=1, tensor=torch.zeros(1, 2), compute=False, keep=False)
+    nothing = Expected({}, torch.int32, None)
+    with thread_fleet(SCHEME) as fleet:
+        before = len(workers())
+        fleet.expel(1, "it lied")
+        assert fleet.quarantined == {1: "it lied"}
+        assert not fleet.ready(1)
+        assert fleet.trouble(1) == "it lied"
+        assert gone(before - 1)  # its link is closed
+        with pytest.raises(WorkerError, match="it lied"):
+            fleet.ask(1, task, nothing)
+        fleet.expel(1, "something else")
+        assert fleet.quarantined == {1: "it lied"}
+        fleet.readmit(1)
+        assert not fleet.quarantined
+        assert fleet.ready(1)
+        fleet.readmit(1)  # nothing to do
+        fleet.expel(0, "")
+        assert 0 in fleet.quarantined
+        for number in (-1, fleet.workers):
+            with pytest.raises(FleetError, match=f"no worker {number}"):
+                fleet.expel(number, "nobody")
+            with pytest.raises(FleetError, match=f"no worker {number}"):
+                fleet.readmit(number)

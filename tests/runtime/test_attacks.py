@@ -217,6 +217,8 @@ def test_no_lie_is_used_and_whoever_is_named_lied(name, attack, lies, full, tall
         0,
         0,
     ]
+    if attack in ("nan", "infinity"):
+        assert {event.check for event in ledger.blamed[blamed:]} == {"range"}
     if attack in WEIGHTS:
         assert set(findings) == {STALE if attack == "stale-weights" else OTHER}
     if attack in ("one-element", "sign", "row", "noise", *EARLIER, "another-worker"):
@@ -235,6 +237,17 @@ def test_the_counts_are_those_that_were_promised(full):
         assert tampered("real") + tampered("paper") >= 10_000
     else:
         assert sum(map(tampered, CALLS)) >= 500
+
+
+def test_workers_that_exchange_answers_are_not_taken_for_ones_with_other_weights(arenas, tmp_path):
+    """They exchange them also when they are asked what was wrong; but each is asked something else."""
+    arena = arenas("field")
+    for kind in (Pass.FORWARD, Pass.GRAD_INPUT):
+        pair = arena.seats(kind)[:2]
+        arena.arm(dict.fromkeys(pair, f"another-worker:passes={kind.value},meet={tmp_path},wait=10"))
+        outcome = arena.call("conv2d")
+        assert outcome.named == set(pair)
+        assert {event.finding for event in arena.runtime.ledger.blamed[-2:]} == {WRONG}
 
 
 def test_mislabelled_answers_name_their_worker_too(arenas):

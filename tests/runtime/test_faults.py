@@ -243,6 +243,36 @@ def test_no_operator_ever_gets_a_second_share_of_a_masking():
 
 
 @pytest.mark.parametrize("broken", [False, True])
+def test_a_worker_that_leaves_and_comes_back_gets_no_second_share(monkeypatch, broken):
+    """M = 2: one more share in the hands of two workers would be one too many. Worker 3 is away in the forward pass;
+    then worker 0 leaves, a standby takes its seat, and worker 0 comes back while seat 3 is still empty."""
+    scheme = dk.Scheme(inputs=2, colluders=2)
+    if broken:
+        monkeypatch.setattr(Custody, "may_send", lambda *_: True)
+    plans = {j: Plan() for j in range(7)}
+
+    def away(*workers):
+        for j, plan in plans.items():
+            plan.dead = j in workers
+            if plan.dead:
+                plan.seats[-1].close()
+
+    with faulty_fleet("abcdefg", plans, patience=60.0) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        model = torch.nn.Linear(6, 4)
+        dk.protect_(model, runtime)
+        away(3, 6)
+        y = model(torch.randn(4, 6))
+        away(0, 3)
+        redial(fleet)
+        with torch.no_grad():
+            model(torch.randn(4, 6))  # worker 6 takes the seat of worker 0
+        away(3)
+        redial(fleet)
+        y.sum().backward()  # worker 0 takes the seat of worker 3
+    assert max(map(len, shares_by_operator("abcdefg", plans).values())) == (2 if broken else 1)
+
+
+@pytest.mark.parametrize("broken", [False, True])
 def test_a_standby_of_an_operator_that_saw_another_share_gets_none(monkeypatch, broken):
     """Two workers die in a backward pass. The only standby belongs to the operator of one, and takes the other's seat.
 

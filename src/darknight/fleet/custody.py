@@ -1,7 +1,8 @@
-"""Who was ever sent which share: the rule that one operator sees at most M distinct shares of a masking.
+"""Who was ever sent which share: a worker sees one share of a masking, and an operator at most M.
 
-Guarantees: a share is sent only where the rule allows it; anything else raises before it is sent. A share may be sent
-    again only unchanged, and only to a worker whose operator holds no other share of that masking (contract tests:
+Guarantees: a share is sent only where the rule allows it; anything else raises before it is sent. So any M workers hold
+    at most M distinct shares, however often they leave, come back and take other seats. A share may be sent again only
+    unchanged, and only to a worker whose operator holds no other share of that masking (contract tests:
     tests/fleet/test_custody.py, and tests/runtime/test_faults.py watches every share ever sent).
 Assumes: that workers of different operators do not pool what they see beyond the scheme's colluders; that the caller
     re-sends the very same share (it is made again from the same noise).
@@ -15,20 +16,22 @@ from darknight.errors import FleetError
 
 
 class Custody:
-    """The shares of every masking that is under way, by operator."""
+    """The shares of every masking that is under way."""
 
     def __init__(self, operators: Sequence[str], colluders: int, *, one_operator: bool = False) -> None:
         self._operators = tuple(operators)
         self._colluders = colluders
         self._one_operator = one_operator
-        self._maskings: dict[int, dict[str, set[int]]] = {}
+        self._maskings: dict[int, dict[int, set[int]]] = {}  # by masking and worker
 
     def may_send(self, masking: int, seat: int, worker: int) -> bool:
         """Whether `worker` may be given the share of `seat`."""
         if self._one_operator:
             return True
         holders = self._maskings.get(masking, {})
-        held = holders.get(self._operators[worker], set())
+        if holders.get(worker, set()) - {seat}:  # M workers hold at most M shares only if each holds one
+            return False
+        held = self._held(holders, self._operators[worker])
         if any(seat in seats for seats in holders.values()):  # sent before
             return held <= {seat}
         return len(held | {seat}) <= self._colluders
@@ -41,8 +44,13 @@ class Custody:
                 f"{self._colluders} allows. Nothing was sent."
             )
         holders = self._maskings.setdefault(masking, {})
-        holders.setdefault(self._operators[worker], set()).add(seat)
-        return any(seat in seats for operator, seats in holders.items() if operator != self._operators[worker])
+        holders.setdefault(worker, set()).add(seat)
+        return any(
+            seat in seats for other, seats in holders.items() if self._operators[other] != self._operators[worker]
+        )
+
+    def _held(self, holders: dict[int, set[int]], operator: str) -> set[int]:
+        return {seat for worker, seats in holders.items() if self._operators[worker] == operator for seat in seats}
 
     def forget(self, masking: int) -> None:
         """The masking is over: none of its shares will be sent again."""

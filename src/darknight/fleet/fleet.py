@@ -158,7 +158,8 @@ class Fleet:
         key: what takes equally long each time. within: seconds, where no measurement is needed.
         """
         begun = time.monotonic()
-        times: list[float] = []
+        times: list[float] = []  # of everybody who said something
+        answered: list[float] = []
         waiting = {future: worker for worker, future in asked.items()}
         outcome, refused = Outcome(), set()
         while waiting:
@@ -175,6 +176,7 @@ class Fleet:
                 try:
                     outcome.answers[worker] = self._checked(worker, future, expected[worker])
                     self._lines[worker].answered()
+                    answered.append(times[-1])
                 except Refused as error:
                     outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
                     refused.add(worker)
@@ -183,8 +185,8 @@ class Fleet:
                     outcome.impossible[worker] = error.kind
                 except LinkError as error:
                     outcome.lost[worker] = self._lines[worker].failed(error)
-        if outcome.answers and not outcome.lost and within is None:
-            self._deadlines.measured(key, times)
+        if 2 * len(answered) >= len(asked) and within is None:
+            self._deadlines.measured(key, answered)
         return Outcome(outcome.answers, outcome.lost, frozenset(refused), outcome.impossible)
 
     def late_after(self, key: Hashable) -> float:
@@ -214,15 +216,19 @@ class Fleet:
 
     def expel(self, worker: int, reason: str) -> None:
         """Puts a worker out: it gets nothing more, and nothing that comes from it is believed."""
-        self._lines[worker].expel(reason)
+        self._line(worker).expel(reason or "it was put out")
 
     def readmit(self, worker: int) -> None:
         """Takes a worker back that was out, when its operator has found out why. It begins with an empty memory."""
         self.refuse_closed()
+        line = self._line(worker)
+        with suppress(LinkError):  # it is dialled again later
+            line.readmit()
+
+    def _line(self, worker: int) -> Line:
         if not 0 <= worker < self.workers:
             raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
-        with suppress(LinkError):  # it is dialled again later
-            self._lines[worker].readmit()
+        return self._lines[worker]
 
     # --- whose they are ---------------------------------------------------------------------------------------------
     def attach(self, runtime: Owner) -> None:

@@ -70,7 +70,10 @@ class Line:
         """Dialling again could help."""
         link = self._link
         if link is not None and isinstance(link.failure, Misbehaved):  # also between two tasks, when nobody asks
-            self.expel(f"it broke the protocol: {quoted(link.failure)}")
+            with self._lock:
+                current = self._link is link  # and not readmitted meanwhile
+            if current:
+                self.expel(f"it broke the protocol: {quoted(link.failure)}")
         return not self.expelled and not self._over and (link is None or link.failure is not None)
 
     @property
@@ -118,7 +121,13 @@ class Line:
         """Dials an expelled worker again. Raises LinkError where that fails; then it is dialled from time to time."""
         if self.expelled:
             with self._lock:
-                self._link, self.expelled = None, ""  # also if the old link knows that it broke the protocol
+                old, self._link, self.expelled = (
+                    self._link,
+                    None,
+                    "",
+                )  # the old link may know that it broke the protocol
+            if old is not None:
+                old.close()
             self.expect()
             self.dial(now=True)
 

@@ -24,6 +24,7 @@ unit roundoff of the wire:
     answer        white size * |w|_2 * u sqrt((1 + 16 roundings) / 3)    the answer is rounded, and its operand was
                   steady size * |w|_1 * u * 4 (1 + roundings)            the same for data, bounded element by element
                   grid step * |w|_1 * 4                                  shares are rounded to the grid
+                  smallest float * 4 (1 + |w|_1 roundings)               below the normal range errors are absolute
                   plus 2^-53 (sqrt(s) + workers) of both sizes           sums in float64
     decoded       sqrt(sum_j L_ij^2 answer_j^2), worst i; plus what of the sources L A - [I 0] leaves behind
     gradient      the same with products of two shares and L = 1, plus what B^T A - diag(I, 0) leaves behind
@@ -141,6 +142,11 @@ class _Size:
     largest: float
     rms: float
 
+    @property
+    def at_most(self) -> float:
+        """What no element exceeds, but for the far tail of the noise."""
+        return self.largest + _TAIL * self.white
+
 
 @dataclass(frozen=True, eq=False)
 class Sent:
@@ -172,6 +178,11 @@ class Sent:
     @property
     def unit(self) -> float:
         return torch.finfo(self.dtype).eps / 2
+
+    @property
+    def least(self) -> float:
+        """The error of rounding a value below the normal range: there it is no part of the value any more."""
+        return torch.finfo(self.dtype).smallest_normal * torch.finfo(self.dtype).eps
 
     def share(self, worker: int) -> _Size:
         """Of worker's share."""
@@ -217,7 +228,8 @@ def answer_spreads(reach: Reach, sent: Sent) -> dict[int, float]:
     for worker in range(sent.mixing.workers):
         size = sent.share(worker)
         steady = bounded * size.largest + _AGREEING * sent.step
-        spreads[worker] = relative * size.white * reach.norm + steady * reach.total
+        tiny = _AGREEING * sent.least * (1 + sent.roundings * reach.total)
+        spreads[worker] = relative * size.white * reach.norm + steady * reach.total + tiny
     return spreads
 
 
@@ -258,10 +270,12 @@ def equation_spreads(
         steps = x.step * (root * right.white + products * right.rms) + delta.step * (
             root * left.white + products * left.rms
         )
+        met = x.roundings * right.at_most + delta.roundings * left.at_most
+        tiny = x.least * (1 + products * met)
         spreads[worker] = (
             relative * _white_products(products, left, right)
             + bounded * products * left.rms * right.rms
-            + _AGREEING * steps
+            + _AGREEING * (steps + tiny)
         )
     return spreads
 

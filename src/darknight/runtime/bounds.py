@@ -16,6 +16,7 @@ from darknight.errors import EncodingError
 from darknight.runtime.layer import Layer
 
 LARGEST = 2.0**90
+SMALLEST = 2.0**-89  # of a bound that nobody declared: smaller values get more noise than they need
 
 
 class Bounds:
@@ -45,7 +46,7 @@ class Bounds:
             )
         if largest > LARGEST:
             raise EncodingError("values beyond 2^90 leave no room for noise. Look for the layer that produced them.")
-        raised = bound or (2.0 ** math.frexp(largest)[1] if largest else 1.0)
+        raised = bound or (max(SMALLEST, 2.0 ** math.frexp(largest)[1]) if largest else 1.0)
         while largest > raised:
             raised *= 2
         self._ledger.record(BoundRaised(layer=layer.label, what=what, bound=raised))

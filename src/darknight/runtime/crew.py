@@ -172,6 +172,9 @@ class Crew:
     def expel(self, worker: int, reason: str) -> None:
         self._fleet.expel(worker, reason)
 
+    def is_out(self, worker: int) -> bool:
+        return worker in self._fleet.quarantined
+
     def _blame(self, layer: Layer, seat: int, order: Order, kind: Pass) -> None:
         self._ledger.record(
             Blamed(

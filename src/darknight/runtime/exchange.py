@@ -285,6 +285,9 @@ class Exchange:
         """Puts the worker out."""
         self._crew.expel(worker, reason)
 
+    def is_out(self, worker: int) -> bool:
+        return self._crew.is_out(worker)
+
     def name(self, worker: int) -> str:
         return self._crew.name(worker)
 

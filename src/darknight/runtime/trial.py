@@ -65,6 +65,9 @@ class Trial:
 
     def settled(self, layer: Layer, gathered: Gathered, case: Case) -> Tensor:
         """The result of the pass, verified; without the workers that gave wrong answers."""
+        out = [seat for seat, worker in gathered.by.items() if self._exchange.is_out(worker)]
+        if out:  # since another pass of the same call: nothing that it gave is believed
+            gathered.without(out)
         while True:
             try:
                 result = self._checked(layer, gathered, case)

@@ -44,15 +44,15 @@ class InProcessLink:
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._lock:
-            self._open[self._put(_copied(task))] = (future, expected)
+            self._open[self._tickets + 1] = (future, expected)  # before anybody can answer
+            self._put(_copied(task))
         return future
 
-    def _put(self, message: Message) -> int:
+    def _put(self, message: Message) -> None:
         if self.failure is not None:
             raise self.failure
         self._tickets += 1
         self._inbox.put((self._tickets, message))
-        return self._tickets
 
     def deliver(self, ticket: int, reply: Reply) -> None:
         """A reply arrives from the seat."""
