@@ -39,7 +39,8 @@ class Runtime:
     strict_bounds: an input beyond the bound that protect_ declared for it raises, and does not raise the bound (Real).
 
     Guarantees: any `scheme.colluders` workers learn from what they receive nothing about inputs and gradients (Field),
-        or at most what `ledger` says (Real); a result that was not verified is never returned. With a field, results are bit for bit those of `Runtime(scheme, None)`. Contract tests: tests/runtime.
+        or at most what `ledger` says (Real); a result that was not verified is never returned. With a field, results
+        are bit for bit those of `Runtime(scheme, None)`. Contract tests: tests/runtime.
     Assumes: what SECURITY.md says: separate operators, links of their own, an enclave that keeps its memory.
     Leaks: weights, shapes, the number and timing of calls, retries after overflow.
     """

@@ -1,0 +1,87 @@
+"""What both kinds of rounds need: who takes part in a pass, and leave to send a share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from darknight.accounting import Ledger, Resent
+from darknight.coding import Code, Mixing, Scheme
+from darknight.ops import either
+from darknight.runtime.crew import Crew
+from darknight.runtime.layer import Layer
+from darknight.types import Expected, Pass
+
+
+class Desk:
+    """Of one runtime."""
+
+    def __init__(self, scheme: Scheme, crew: Crew, ledger: Ledger, prime: int | None, dtype: torch.dtype) -> None:
+        self.scheme = scheme
+        self.crew = crew
+        self.ledger = ledger
+        self.prime = prime
+        self.dtype = dtype
+        self._calls = 0
+
+    def open_call(self) -> int:
+        """A number that was never used before: of a call, and of the masking of its input or gradient."""
+        self._calls += 1
+        return self._calls
+
+    def begin(self) -> None:
+        self.crew.forget()
+        self.crew.settle()
+
+    def may_send(self, masking: int, seat: int, worker: int) -> bool:
+        return self.crew.custody.may_send(masking, seat, worker)
+
+    def note_sent(self, layer: Layer, masking: int, seat: int, worker: int) -> None:
+        """Asks leave of the custody, which raises where a share may not go."""
+        if self.crew.custody.sent(masking, seat, worker):
+            self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self.crew.name(worker)))
+
+    def expected(self, shapes: Mapping[Pass, tuple[int, ...]]) -> Expected:
+        return Expected(shapes, self.dtype, self.prime)
+
+    def clear_share(self, code: Code, deltas: Tensor, seat: int) -> Tensor:
+        """What the worker of a seat makes of gradients in the clear."""
+        return either.combine_clear(self.coefficients(code, seat), deltas, self.prime)
+
+    def coefficients(self, code: Code, seat: int) -> tuple[float, ...]:
+        row = code.B.data[seat]
+        return tuple(float(value) if self.prime is None else int(value) for value in row)
+
+    # --- who --------------------------------------------------------------------------------------------------------
+    def enough(self, kind: Pass, code: Code) -> int | None:
+        """K + M if any such answers will do. Parity wants all of them, and a weight gradient is a sum: then None."""
+        masked = kind is Pass.FORWARD or code.masks_gradients
+        if kind is not Pass.GRAD_WEIGHT and masked and self.scheme.integrity in ("freivalds", "off"):
+            return _decoding(_mixing(kind, code))
+        return None
+
+    def wanted(self, kind: Pass, code: Code, there: Callable[[int], bool]) -> tuple[int, ...]:
+        """Seats that compute in this pass: those that decode and the spares; with parity, all.
+
+        If one of them is empty from the start, another that would be idle computes in its place.
+        """
+        mixing, everyone = _mixing(kind, code), range(self.scheme.workers)
+        if kind is Pass.GRAD_WEIGHT or not mixing.colluders:
+            return code.grad_rows
+        if self.scheme.integrity in ("parity", "both"):
+            return tuple(everyone)
+        usual = [seat for seat in everyone if seat in mixing.base or seat >= self.scheme.base_workers]
+        idle = [seat for seat in everyone if seat not in usual and there(seat)]
+        short = _decoding(mixing) - sum(there(seat) for seat in usual)
+        return (*usual, *idle[: max(0, short)])
+
+
+def _mixing(kind: Pass, code: Code) -> Mixing:
+    return code.A if kind is Pass.FORWARD else code.B
+
+
+def _decoding(mixing: Mixing) -> int:
+    """How many answers decode."""
+    return mixing.inputs + mixing.colluders

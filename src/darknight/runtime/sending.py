@@ -1,0 +1,276 @@
+"""The two kinds of rounds: a forward pass, and a backward pass of a call. Who gets what, in which order.
+
+A round first asks everybody whose answer is wanted; `runtime.gathered` asks again for what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+
+from torch import Tensor
+
+from darknight.coding import Code, group_count
+from darknight.ops import BilinearOp, either
+from darknight.runtime.crew import Order, Round
+from darknight.runtime.desk import Desk
+from darknight.runtime.gathered import Gathered, Mix, OwnParts
+from darknight.runtime.layer import Layer, Saved
+from darknight.types import BackwardTask, ForwardTask, Pass
+
+Meanwhile = Callable[[AbstractSet[int]], None]  # what to do for empty seats while workers compute
+
+
+class ForwardRound:
+    """The forward pass of a call. Notes in `saved` who keeps which share."""
+
+    def __init__(
+        self, desk: Desk, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, saved: Saved, keep: bool
+    ) -> None:
+        self._desk = desk
+        self._crew = desk.crew
+        self._layer = layer
+        self._op = op
+        self._code = code
+        self._shares = shares
+        self._saved = saved
+        self._keeping = frozenset(code.grad_rows if keep else ())
+        self._shape = op.output_shape(tuple(shares.shape[1:]), tuple(saved.weights.tensor.shape))
+        self._failed: set[int] = set()
+
+    def gathered(self) -> Gathered:
+        """Enough answers to decode."""
+        desk = self._desk
+        desk.begin()
+        found = Gathered(
+            call=self._saved.call,
+            kind=Pass.FORWARD,
+            seats=desk.scheme.workers,
+            wanted=desk.wanted(Pass.FORWARD, self._code, lambda seat: self._crew.seats.worker(seat) is not None),
+            enough=desk.enough(Pass.FORWARD, self._code),
+            ask=self._ask,
+            settle=self._crew.settle,
+            question=self._question,
+            parts=OwnParts(desk.ledger, self._layer, Pass.FORWARD, self._own),
+        )
+        first = self._ask(found.wanted, also=self._keeping, meanwhile=found.make)
+        _refuse_refusals(first)
+        found.add(first)
+        found.fill()
+        return found
+
+    def _ask(self, seats: Iterable[int], also: Iterable[int] = (), meanwhile: Meanwhile | None = None) -> Round:
+        computing = set(seats)
+        orders = {j: made for j in sorted({*computing, *also}) if (made := self._order(j, j in computing)) is not None}
+        found = self._crew.run(
+            self._layer,
+            self._saved.weights,
+            orders,
+            key=self._key,
+            meanwhile=partial(meanwhile or _nothing, computing - orders.keys()),
+        )
+        self._failed.update(found.lost)
+        for seat in self._keeping & found.answers.keys():
+            self._saved.holders[seat] = orders[seat].holder
+        return found
+
+    def _order(self, seat: int, compute: bool) -> Order | None:
+        worker, call = self._crew.seats.worker(seat), self._saved.call
+        if worker is None or worker in self._failed or not self._desk.may_send(call, seat, worker):
+            return None
+        self._desk.note_sent(self._layer, call, seat, worker)
+        return Order(
+            holder=self._crew.now(worker),
+            task=self._task(call, self._shares[seat], compute=compute, keep=seat in self._keeping),
+            expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}),
+        )
+
+    def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
+        orders = {
+            seat: Order(
+                holder=self._crew.now(worker),
+                task=self._task(self._desk.open_call(), mix(self._shares[seat]), compute=True, keep=False),
+                expected=self._desk.expected({Pass.FORWARD: (1, *self._shape[1:])}),
+            )
+            for seat, (worker, mix) in suspects.items()
+        }
+        return self._crew.question(self._saved.weights, orders=orders, key=self._key)
+
+    def _own(self, seat: int) -> Tensor:
+        return either.forward(self._op, self._shares[seat], self._saved.weights.tensor, self._desk.prime)
+
+    def _task(self, call: int, share: Tensor, *, compute: bool, keep: bool) -> ForwardTask:
+        version = self._saved.weights.version
+        return ForwardTask(layer=self._layer.name, call=call, version=version, tensor=share, compute=compute, keep=keep)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return (self._layer.name, Pass.FORWARD, self._shape)
+
+
+class BackwardRound:
+    """The backward passes of a call.
+
+    deltas: (worker, group, *feature), or in the clear (group, input, *feature). again: the input share of a seat, made
+    once more. masking: the number of this masking of the gradient.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        layer: Layer,
+        saved: Saved,
+        code: Code,
+        deltas: Tensor,
+        passes: tuple[Pass, ...],
+        again: Callable[[int], Tensor],
+        masking: int,
+    ) -> None:
+        self._desk = desk
+        self._crew = desk.crew
+        self._layer = layer
+        self._saved = saved
+        self._code = code
+        self._deltas = deltas
+        self._passes = passes
+        self._again = again
+        self._masking = masking
+        self._clear = not code.masks_gradients
+        self._share_shape = (group_count(saved.x_shape[0], desk.scheme.inputs), *saved.x_shape[1:])
+        self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
+        self._failed: set[int] = set()
+
+    def gathered(self) -> dict[Pass, Gathered]:
+        """Enough answers, by pass."""
+        self._desk.begin()
+        found = {kind: self._gather(kind) for kind in self._passes}
+
+        def make(vacant: AbstractSet[int]) -> None:
+            for part in found.values():
+                part.make(vacant)
+
+        everyone = sorted({seat for part in found.values() for seat in part.wanted})
+        kinds = {seat: tuple(kind for kind in self._passes if seat in found[kind].wanted) for seat in everyone}
+        first = self._ask(kinds, make)
+        _refuse_refusals(first)
+        for part in found.values():
+            part.add(first)
+        for part in found.values():
+            part.fill()
+        return found
+
+    def _gather(self, kind: Pass) -> Gathered:
+        def there(seat: int) -> bool:
+            return self._holder(seat) is not None or self._crew.seats.worker(seat) is not None
+
+        return Gathered(
+            call=self._saved.call,
+            kind=kind,
+            seats=self._desk.scheme.workers,
+            wanted=self._desk.wanted(kind, self._code, there),
+            enough=self._desk.enough(kind, self._code),
+            ask=lambda seats: self._ask(dict.fromkeys(seats, (kind,))),
+            settle=self._crew.settle,
+            question=partial(self._question, kind),
+            parts=OwnParts(self._desk.ledger, self._layer, kind, partial(self._own, kind)),
+        )
+
+    def _ask(self, kinds: Mapping[int, tuple[Pass, ...]], meanwhile: Meanwhile | None = None) -> Round:
+        orders: dict[int, Order] = {}
+        for seat in sorted(kinds):
+            made = self._order(seat, kinds[seat], {placed.worker for placed in orders.values()})
+            if made is not None:
+                orders[seat] = made
+        found = self._crew.run(
+            self._layer,
+            self._saved.weights,
+            orders,
+            key=self._key,
+            meanwhile=partial(meanwhile or _nothing, kinds.keys() - orders.keys()),
+        )
+        self._failed.update(found.lost)
+        for seat in found.answers:
+            if orders[seat].first is not None:
+                self._saved.holders[seat] = orders[seat].holder
+        return found
+
+    def _order(self, seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
+        desk, call, first = self._desk, self._saved.call, None
+        keeper = self._holder(seat)
+        worker = self._crew.seats.worker(seat) if keeper is None else keeper
+        if worker is None or worker in self._failed | taken:
+            return None
+        if not self._clear and not desk.may_send(self._masking, seat, worker):
+            return None
+        if Pass.GRAD_WEIGHT in kinds and keeper is None:
+            if not desk.may_send(call, seat, worker):
+                return None
+            desk.note_sent(self._layer, call, seat, worker)
+            first = ForwardTask(
+                layer=self._layer.name,
+                call=call,
+                version=self._saved.weights.version,
+                tensor=self._again(seat),
+                compute=False,
+                keep=True,
+            )
+        if not self._clear:
+            desk.note_sent(self._layer, self._masking, seat, worker)
+        return Order(
+            holder=self._crew.now(worker),
+            task=self._task(seat, self._deltas if self._clear else self._deltas[seat], kinds, self._share_shape),
+            expected=desk.expected({kind: self._shapes[kind] for kind in kinds}),
+            first=first,
+        )
+
+    def _question(self, kind: Pass, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
+        one = (1, *self._share_shape[1:])
+        orders = {
+            seat: Order(
+                holder=self._crew.now(worker),
+                task=self._task(seat, mix(self._deltas if self._clear else self._deltas[seat]), (kind,), one),
+                expected=self._desk.expected({kind: one}),
+            )
+            for seat, (worker, mix) in suspects.items()
+        }
+        return self._crew.question(self._saved.weights, orders=orders, key=self._key)
+
+    def _own(self, kind: Pass, seat: int) -> Tensor:
+        op, w, prime = self._saved.weights.op, self._saved.weights.tensor, self._desk.prime
+        delta = self._desk.clear_share(self._code, self._deltas, seat) if self._clear else self._deltas[seat]
+        if kind is Pass.GRAD_INPUT:
+            return either.grad_input(op, delta, w, self._share_shape, prime)
+        return either.grad_weight(op, self._again(seat), delta, tuple(w.shape), prime)
+
+    def _task(self, seat: int, delta: Tensor, kinds: tuple[Pass, ...], x_shape: tuple[int, ...]) -> BackwardTask:
+        return BackwardTask(
+            layer=self._layer.name,
+            call=self._saved.call,
+            version=self._saved.weights.version,
+            tensor=delta,
+            passes=kinds,
+            x_shape=x_shape,
+            row=self._desk.coefficients(self._code, seat) if self._clear else None,
+        )
+
+    def _holder(self, seat: int) -> int | None:
+        """Who keeps the seat's input share still."""
+        return self._crew.still(self._saved.holders.get(seat))
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return (self._layer.name, self._passes, self._share_shape)
+
+
+def _nothing(_: AbstractSet[int]) -> None:
+    pass
+
+
+def _refuse_refusals(first: Round) -> None:
+    """If everybody refuses a task, it is the task that is wrong, or a limit too low: that is an error.
+
+    Only the first round asks everybody: later ones ask those who stand in, of whom one may say what it likes.
+    """
+    if len(first.lost) > 1 and not first.answers and first.refused.issuperset(first.lost):
+        raise first.lost[min(first.lost)]
