@@ -58,7 +58,11 @@ class Scheme:
 
     @classmethod
     def paper(cls) -> Scheme:
-        """The paper's own setting: dense code, float32, gradients in the clear, one redundant share."""
+        """The paper's own setting: dense code, float32, gradients in the clear, one redundant share.
+
+        Its check is parity, which does not cover workers that are all wrong together (the same wrong weights) or more
+        than M liars, and with real coefficients finds faults, not attackers. `caveats` says so wherever it is used.
+        """
         return cls(
             inputs=2,
             colluders=1,
@@ -103,6 +107,8 @@ class Scheme:
             )
         if isinstance(self.arithmetic, Real):
             found.append("real arithmetic leaks a bounded amount with every sending of an example; the bounds add up")
+            if self.integrity != "off":
+                found.append("errors of the size of rounding pass the checks of real arithmetic; SECURITY.md has sizes")
         if self.integrity == "off":
             found.append("answers are not checked: workers must be honest, for results and for privacy")
         if self.integrity == "parity":
