@@ -14,7 +14,7 @@ setup: $(STAMP) ## create .venv and install DarKnight with its development tools
 
 # torch goes first and alone: it is by far the largest, and everything else is resolved around it.
 # The build runs without isolation, on the setuptools pinned in constraints.txt, so nothing is fetched twice or unpinned.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt src/darknight/kernels/weigh.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt setuptools
@@ -39,5 +39,5 @@ bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that tools leave behind
-	rm -rf $(VENV) build dist darknight-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

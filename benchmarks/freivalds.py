@@ -1,12 +1,13 @@
 """What does the check cost? Two-sided Freivalds over the plain float32 pass, all convolutions of ResNet-18, one core.
 
 Target: summed over the 20 convolutions at 224x224, batch 16, forward, grad input (not of the image) and grad weight,
-the check in the field (two fields, at least 40 bits) takes at most 0.15 of the plain time. Plain passes are timed in
-torch's usual layout and in channels_last, and the faster one counts; they and the check take turns, and the best of 15
-counts, in seconds of the processor. Every distinct layer is timed and counts as often as it occurs. The check of Real,
-in float64 and with 20 repetitions, is shown as well. Takes a minute.
+the check in the field (two fields, at least 40 bits for a layer call) takes at most 0.15 of the plain time. Plain
+passes are timed in torch's usual layout and in channels_last, and the faster one counts; they and the check take turns,
+and the best of 15 counts, in seconds of the processor. Every distinct layer is timed and counts as often as it occurs.
+The check of Real, in float64 and with 20 repetitions, is shown as well. Takes a minute.
 
     python benchmarks/freivalds.py
+    DARKNIGHT_KERNELS=reference python benchmarks/freivalds.py      # as where there is no C compiler
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from timing import best
 
 from darknight.coding import PRIME_28
 from darknight.integrity import real, verified_forward, verified_grad_input, verified_grad_weight
+from darknight.kernels import compiled
 from darknight.ops import Conv
 from darknight.randomness import Randomness
 
@@ -66,6 +68,7 @@ def main() -> None:
     torch.manual_seed(0)
     assert sum(layer.times for layer in RESNET_18) == 20
     generator = Randomness.from_operating_system()
+    print(f"kernels: {'reference' if compiled.chosen() is None else 'compiled'}")
     print(f"{'layer':24} times  pass         plain ms   field ms  ratio    Real ms  ratio")
     totals = [0.0, 0.0, 0.0]
     for layer in RESNET_18:

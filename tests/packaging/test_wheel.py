@@ -1,11 +1,13 @@
 """The built wheel, in a virtual environment of its own and outside the tree, is what the README says."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,23 +45,27 @@ except dk.errors.DarKnightError as error:
 """
 
 
-def run(*command, cwd):
+def run(*command, cwd, env=None):
     """The command's output; the test fails with everything it said if it fails."""
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built from a copy, so that nothing of an earlier build gets in."""
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+def built(folder: Path, **environment: str) -> Path:
+    """The wheel, built from a copy, so that nothing of an earlier build gets in."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "*.so"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "dist", folder, cwd=folder)
+    arguments = ["--no-deps", "--no-build-isolation", "--wheel-dir", folder / "dist"]
+    run(*pip, "wheel", *arguments, folder, cwd=folder, env={**os.environ, **environment})
     return next((folder / "dist").glob("darknight-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return built(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +91,27 @@ def test_the_readmes_example_runs_from_the_wheel(python, tmp_path):
     home = run(python, "-c", "import darknight; print(darknight.__file__)", cwd=tmp_path).strip()
     assert Path(home).is_relative_to(python.parents[1])  # the wheel's, not the tree's
     assert "forward 6, grad_input 3, grad_weight 6 checks passed" in run(python, example(tmp_path), cwd=tmp_path)
+
+
+def libraries(wheel: Path) -> list[str]:
+    """The compiled files that it carries."""
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if name.endswith((".so", ".dylib", ".pyd"))]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: nothing was compiled")
+def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python, tmp_path):
+    (library,) = libraries(wheel)
+    assert library.startswith("darknight/kernels/_weigh")
+    script = "from darknight.kernels import compiled; print(compiled.chosen() is not None)"
+    assert run(python, "-c", script, cwd=tmp_path).strip() == "True"
+
+
+def test_without_a_compiler_the_wheel_is_built_without_kernels(tmp_path):
+    wheel = built(tmp_path, CC=str(tmp_path / "missing"))
+    assert libraries(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        assert "darknight/kernels/compiled.py" in archive.namelist()
 
 
 @pytest.fixture(scope="module")

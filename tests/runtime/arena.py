@@ -56,7 +56,7 @@ class Arena:
             file.write_text("")
         with ExitStack() as stack:
             plans = {worker: f"@{file}" for worker, file in self._files.items()}
-            self.fleet = stack.enter_context(dk.local_fleet(scheme, hostile=plans, patience=20.0))
+            self.fleet = stack.enter_context(dk.local_fleet(scheme, hostile=plans, patience=120.0))
             self.runtime = stack.enter_context(dk.Runtime(scheme, self.fleet))
             self._alone = stack.enter_context(dk.Runtime(scheme, None))
             self._masked, self._truth = (self._models(runtime) for runtime in (self.runtime, self._alone))

@@ -104,7 +104,7 @@ class Lies:
         elif attack in EARLIER:
             plans = {liar: f"{attack}:{options},after=1"}
         elif attack == "another-worker":
-            words = f"another-worker:{options},meet={self.meet},wait=10"
+            words = f"another-worker:{options},meet={self.meet},wait=60"
             accomplice = seats[(number + 1) % len(seats)]
             arena.arm(
                 {liar: f"{words},count=1", accomplice: f"{words},count=0"}
@@ -244,7 +244,7 @@ def test_workers_that_exchange_answers_are_not_taken_for_ones_with_other_weights
     arena = arenas("field")
     for kind in (Pass.FORWARD, Pass.GRAD_INPUT):
         pair = arena.seats(kind)[:2]
-        arena.arm(dict.fromkeys(pair, f"another-worker:passes={kind.value},meet={tmp_path},wait=10"))
+        arena.arm(dict.fromkeys(pair, f"another-worker:passes={kind.value},meet={tmp_path},wait=60"))
         outcome = arena.call("conv2d")
         assert outcome.named == set(pair)
         assert {event.finding for event in arena.runtime.ledger.blamed[-2:]} == {WRONG}

@@ -7,12 +7,12 @@ So both are one number for each repetition, and the cost is little more than tha
     wrong modulo p                      somebody lied: IntegrityError
     right modulo p, wrong modulo q      the integer wrapped around modulo p: RangeError, nobody is blamed
 
-Guarantees: a result that differs from the true one in any element passes with probability at most 2^-40, whatever the
-    workers did and knew (contract test: tests/integrity/test_freivalds.py). The weighed difference is linear in each
-    vector. Entries are uniform over 2^b values, distinct in either field: b = 21 for u, 22 for v, 24 for the others, of
-    which there are at most three. Vector by vector, a difference that is not zero becomes zero with probability at most
-    2^-b; together 2^-21 + 2^-22 + 3 * 2^-24 < 2^-20, and there are two repetitions. The same holds for noticing a
-    wrap-around.
+Guarantees: of a layer call's three passes together, a result that differs from the true one in any element passes with
+    probability at most 2^-40, whatever the workers did and knew (contract test: tests/integrity/test_freivalds.py). The
+    weighed difference is linear in each vector. Entries are uniform over 2^b values, distinct in either field: b = 22
+    for u, 23 for v, 24 for the others, of which there are at most three. Vector by vector, a difference that is not
+    zero becomes zero with probability at most 2^-b; together 2^-22 + 2^-23 + 3 * 2^-24 = 9 * 2^-24. There are two
+    repetitions and three passes: 3 * (9 * 2^-24)^2 < 2^-40. The same holds for noticing a wrap-around.
 Assumes: the vectors are fresh, secret and independent of the answers, which were received before they are drawn;
     operands are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.
 Leaks: to the worker, that a check failed.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 
 import numpy as np
 import torch
@@ -123,18 +123,29 @@ def verified_grad_weight(
 # --- the vectors ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Repetitions:
-    """How often to repeat, with entries of how many bits: u has `bits`, v one more, the others three more."""
+    """How often to repeat, with entries of how many bits: u has `bits`, v one more, the others two more."""
 
     count: int
     bits: int
 
     @property
-    def soundness(self) -> int:
-        """A wrong result passes with probability at most 2^-soundness, with up to four axes of positions."""
-        return self.count * (self.bits - 1)
+    def widths(self) -> tuple[int, int, int]:
+        """The bits of an entry of u, of v, and of the vectors over positions."""
+        return self.bits, self.bits + 1, self.bits + 2
+
+    @property
+    def error(self) -> float:
+        """With what probability at most a wrong result passes, with up to three axes of positions."""
+        u, v, position = self.widths
+        return float((2.0**-u + 2.0**-v + 3 * 2.0**-position) ** self.count)
+
+    @property
+    def soundness(self) -> float:
+        """In bits, of a layer call: that any of its three passes is wrong and accepted has probability 2^-soundness."""
+        return -log2(len(Pass) * self.error)
 
 
-PLAN = Repetitions(2, 21)
+PLAN = Repetitions(2, 22)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +160,8 @@ class Vectors:
     @classmethod
     def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape) -> Vectors:
         plan = PLAN
-        widths = (plan.bits, plan.bits + 1, *(plan.bits + 3,) * len(sizes))
+        u_bits, v_bits, position_bits = plan.widths
+        widths = (u_bits, v_bits, *(position_bits,) * len(sizes))
         u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)
         # A single position needs no weight: nothing is summed.
         return cls(plan, u, v, tuple(each if each.shape[1] > 1 else torch.ones_like(each) for each in positions))
@@ -160,13 +172,16 @@ class Vectors:
 
     # How many operands of magnitude p/2 can be weighed with u, v, or the others, and summed exactly.
     def channels_at_once(self, moduli: Moduli) -> int:
-        return block_length(moduli.half, 2.0 ** (self.plan.bits - 1))
+        return self._at_once(0, moduli)
 
     def rows_at_once(self, moduli: Moduli) -> int:
-        return block_length(moduli.half, 2.0**self.plan.bits)
+        return self._at_once(1, moduli)
 
     def taps_at_once(self, moduli: Moduli) -> int:
-        return block_length(moduli.half, 2.0 ** (self.plan.bits + 2))
+        return self._at_once(2, moduli)
+
+    def _at_once(self, which: int, moduli: Moduli) -> int:
+        return block_length(moduli.half, 2.0 ** (self.plan.widths[which] - 1))
 
 
 def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Tensor]:
@@ -184,7 +199,7 @@ def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
 # --- both sides -------------------------------------------------------------------------------------------------------
 def _weighed(op: BilinearOp, rows: Tensor, vectors: Vectors, moduli: Moduli) -> Integers:
     """A result (row, channel, ...) weighed along every axis: (modulus, rep)."""
-    folded = over_channels(op, rows, vectors.u, 1, vectors.channels_at_once(moduli))  # (block, row, rep, ...)
+    folded = over_channels(rows, vectors.u, 1, vectors.channels_at_once(moduli))  # (block, row, rep, ...)
     columns = folded.reshape(*folded.shape[:3], prod(rows.shape[2:])).transpose(1, 2)  # (block, rep, row, position)
     total = contracted(vectors.v.unsqueeze(1), columns, moduli, largest_of(folded))
     return _over_positions(total.reshape(*total.shape[:2], *rows.shape[2:]), vectors.positions, moduli)
@@ -232,8 +247,8 @@ def _met_gradient(op: BilinearOp, x: Tensor, delta: Tensor, vectors: Vectors, mo
     step = max(1, _IN_CACHE // max(1, width))
     total = np.zeros((len(moduli), groups * len(vectors.u)), dtype=np.int64)
     for some, others in zip(torch.split(inputs, step), torch.split(deltas, step), strict=True):
-        left = joined(over_channels(op, some, vectors.v, groups, vectors.rows_at_once(moduli)), moduli)
-        right = joined(over_channels(op, others, vectors.u, groups, vectors.channels_at_once(moduli)), moduli)
+        left = joined(over_channels(some, vectors.v, groups, vectors.rows_at_once(moduli)), moduli)
+        right = joined(over_channels(others, vectors.u, groups, vectors.channels_at_once(moduli)), moduli)
         folded = op.fold_taps(
             torch.from_numpy(left).flatten(0, 1),
             torch.from_numpy(right).flatten(0, 1),

@@ -10,21 +10,21 @@ Axes: `block` and `rep`; `modulus` for what is reduced modulo each of the primes
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from darknight.kernels import weigh
 from darknight.ops import BilinearOp
 from darknight.ops.field import EXACT, Limbs, limbs_for, split
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_CHUNK = 1 << 20  # elements converted to float64 at a time: they stay in cache between conversion and product
 # Sums are kept this little below 2^53, because reduction needs the multiple of the prime next to a sum to be exact too.
 _SLACK = 1 + 2.0**-24
 _SHIFT = 24  # bits by which a centred value, of 27, is shifted at most: adding a sum up to 2^52 is exact
@@ -75,74 +75,26 @@ class Moduli:
 
 
 # --- first sums, over large tensors -----------------------------------------------------------------------------------
-class _Scratch(threading.local):
-    """One buffer for conversions, kept: fresh memory costs more than the arithmetic."""
-
-    def __init__(self) -> None:
-        with torch.inference_mode(False):
-            self.buffer = torch.empty(0, dtype=torch.float64)
-
-    def doubles(self, part: Tensor) -> Tensor:
-        """`part` in float64; valid until the next call."""
-        if self.buffer.numel() < part.numel():
-            with torch.inference_mode(False):  # an inference tensor could not be reused outside that mode
-                self.buffer = torch.empty(max(_CHUNK, part.numel()), dtype=torch.float64)
-        return self.buffer[: part.numel()].view(part.shape).copy_(part)
-
-
-scratch = _Scratch()
-
-
 def block_length(largest: float, entry: float) -> int:
     """How many products of values up to `largest` with entries up to `entry` can be summed exactly."""
     return max(1, int(EXACT // (largest * entry * _SLACK)))
 
 
-def over_channels(op: BilinearOp, rows: Tensor, vectors: Tensor, groups: int, longest: int) -> Tensor:
+def over_channels(rows: Tensor, vectors: Tensor, groups: int, longest: int) -> Tensor:
     """(row, channel, ...) and (rep, channel) -> (block, row, group * rep, ...): sums over at most `longest` channels.
 
     A block is the same part of every group.
     """
-    count, own = rows.shape[0], rows.shape[1] // groups
-    cuts = _cuts(own, longest)
-    parts: list[list[Tensor]] = [[] for _ in cuts]
-    for part in torch.split(rows, max(1, _CHUNK // max(1, rows[:1].numel()))):
-        doubles = scratch.doubles(part)
-        for (first, last, blocks), folded in zip(cuts, parts, strict=True):
-            some, weights = (_of_each_group(each, groups, first, last) for each in (doubles, vectors))
-            folded.append(op.fold_channels(some, weights, groups * blocks))  # (row, group * block * rep, ...)
-    whole = []
-    for (_, _, blocks), folded in zip(cuts, parts, strict=True):
-        some = folded[0] if len(folded) == 1 else torch.cat(folded)
-        by_block = some.view(count, groups, blocks, len(vectors), *rows.shape[2:]).movedim(2, 0)
-        whole.append(by_block.reshape(blocks, count, groups * len(vectors), *rows.shape[2:]))
-    return whole[0] if len(whole) == 1 else torch.cat(whole)
-
-
-def _cuts(length: int, longest: int) -> list[tuple[int, int, int]]:
-    """(first, last, blocks): as many blocks of `longest` as there are, or the whole if it is short, and the rest."""
-    full = length // longest
-    cuts = [(0, full * longest, full), (full * longest, length, 1)]
-    return [cut for cut in cuts if cut[0] < cut[1]]
-
-
-def _of_each_group(tensor: Tensor, groups: int, first: int, last: int) -> Tensor:
-    """These channels, of the second axis, of each group."""
-    if groups * (last - first) == tensor.shape[1]:
-        return tensor
-    return tensor.view(tensor.shape[0], groups, -1, *tensor.shape[2:])[:, :, first:last].flatten(1, 2)
+    count, channels, *sizes = rows.shape
+    sums = weigh(rows.reshape(count, channels, prod(sizes)), vectors, longest, groups)
+    return sums.view(len(sums), count, groups * len(vectors), *sizes)
 
 
 def over_rows(rows: Tensor, vectors: Tensor, longest: int) -> Tensor:
     """(row, ...) and (rep, row) -> (block, rep, ...): sums over at most `longest` rows."""
-    flat = rows.flatten(1)
-    blocks = torch.split(flat, longest)
-    out = torch.empty(len(blocks), vectors.shape[0], flat.shape[1], dtype=torch.float64)
-    for total, block, weights in zip(out, blocks, torch.split(vectors, longest, dim=1), strict=True):
-        step = max(1, _CHUNK // max(1, block.shape[0]))
-        for part, target in zip(torch.split(block, step, dim=1), torch.split(total, step, dim=1), strict=True):
-            torch.mm(weights, scratch.doubles(part), out=target)
-    return out.view(len(blocks), vectors.shape[0], *rows.shape[1:])
+    count, *sizes = rows.shape
+    sums = weigh(rows.reshape(1, count, prod(sizes)), vectors, longest)
+    return sums.view(len(sums), len(vectors), *sizes)
 
 
 def over_weights(op: BilinearOp, w: Tensor, vectors: Tensor, axis: int, longest: int, moduli: Moduli) -> Integers:
@@ -155,7 +107,7 @@ def over_weights(op: BilinearOp, w: Tensor, vectors: Tensor, axis: int, longest:
     if axis == op.output_axis:
         blocks = over_rows(w, vectors, longest)
     else:
-        blocks = over_channels(op, w, vectors, 1, longest).transpose(1, 2)
+        blocks = over_channels(w, vectors, 1, longest).transpose(1, 2)
     return joined(blocks, moduli).astype(np.int64)
 
 
@@ -165,10 +117,12 @@ def contracted(matrix: Tensor, values: Tensor, moduli: Moduli, largest: float) -
 
     largest: the largest magnitude of a value.
     """
+    if largest * len(values) <= EXACT:  # what is split below is less
+        values, largest = _total(values).unsqueeze(0), largest * len(values)
     blocks, length = values.shape[0], values.shape[-2]
-    if largest * blocks * length <= _ROOM:
-        limbs = _limbs(largest_of(matrix), largest * blocks * length)
-        products = torch.matmul(torch.cat(split(matrix, limbs), dim=-2), _total(values)).numpy()
+    if blocks == 1 and largest * length <= _ROOM:
+        limbs = _limbs(largest_of(matrix), largest * length)
+        products = torch.matmul(torch.cat(split(matrix, limbs), dim=-2), values[0]).numpy()
         partials = np.moveaxis(products.reshape(matrix.shape[0], limbs.count, matrix.shape[1], -1), 1, 0)
     else:
         limbs = _limbs(largest, largest_of(matrix.abs().sum(-1)) * blocks)

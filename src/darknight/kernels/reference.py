@@ -1,7 +1,8 @@
-"""Linear combinations modulo a prime and on a grid, and fixed-point rounding."""
+"""Linear combinations modulo a prime and on a grid, fixed-point rounding, and weighed sums."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 # A coefficient and a residue are both below 2^28, so a product is below 2^56 and this many of them fit an int64.
 _TERMS_BETWEEN_REDUCTIONS = 64
 _FLOAT32_EXPONENTS = 90
+_CHUNK = 1 << 20  # elements converted to float64 at a time: they stay in cache between conversion and product
 
 
 def combine(
@@ -67,3 +69,59 @@ def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
     if abs(exponent) > _FLOAT32_EXPONENTS:  # the scale itself would leave float32
         wide = torch.float64
     return integers.to(wide).mul_(2.0**-exponent).to(dtype)
+
+
+# --- weighed sums -----------------------------------------------------------------------------------------------------
+class _Scratch(threading.local):
+    """One buffer for conversions, kept: fresh memory costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            self.buffer = torch.empty(0, dtype=torch.float64)
+
+    def doubles(self, part: Tensor) -> Tensor:
+        """`part` in float64; valid until the next call."""
+        if self.buffer.numel() < part.numel():
+            with torch.inference_mode(False):  # an inference tensor could not be reused outside that mode
+                self.buffer = torch.empty(max(_CHUNK, part.numel()), dtype=torch.float64)
+        return self.buffer[: part.numel()].view(part.shape).copy_(part)
+
+
+scratch = _Scratch()
+
+
+def rows_of_a_group(values: Tensor, vectors: Tensor, longest: int, groups: int) -> int:
+    """How many they are, when the operands of `weigh` fit each other."""
+    if values.dim() != 3 or vectors.dim() != 2 or min(longest, groups) < 1:
+        raise ValueError("weigh: needs (outer, row, column), (rep, row), and counts of at least 1.")
+    rows = values.shape[1]
+    if vectors.shape[1] != rows or rows % groups:
+        raise ValueError(f"weigh: vectors of {vectors.shape[1]} for {rows} rows in {groups} groups.")
+    return rows // groups
+
+
+def weigh(values: Tensor, vectors: Tensor, longest: int, groups: int = 1) -> Tensor:
+    """(outer, group * row, column) and float64 (rep, group * row) -> (block, outer, group, rep, column), float64.
+
+    Sums over at most `longest` rows: block k has the k-th `longest` rows of every group. Exact for integers whose sums
+    stay within 2^53.
+    """
+    length = rows_of_a_group(values, vectors, longest, groups)
+    outer, _, columns = values.shape
+    reps = len(vectors)
+    out = torch.empty(max(1, -(-length // longest)), outer, groups, reps, columns, dtype=torch.float64)
+    axis = 2 if outer == 1 else 0
+    step = max(1, _CHUNK // max(1, values.numel() // max(1, values.shape[axis])))
+    weights = vectors.reshape(reps, groups, length).transpose(0, 1)
+    for part, targets in zip(
+        torch.split(values, step, axis), torch.split(out, step, axis + 1 + (axis > 0)), strict=True
+    ):
+        doubles = scratch.doubles(part).view(part.shape[0], groups, length, part.shape[2])
+        for block, target in enumerate(targets):
+            some = slice(block * longest, (block + 1) * longest)
+            if columns == 1:  # a product of two matrices for each group, instead of one for each row
+                lines = doubles[:, :, some, 0].transpose(0, 1)
+                target.squeeze(3).transpose(0, 1).copy_(torch.matmul(lines, weights[:, :, some].transpose(1, 2)))
+            else:
+                target.copy_(torch.matmul(weights[:, :, some], doubles[:, :, some]))
+    return out
