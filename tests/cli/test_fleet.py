@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import refused
 from darknight.cli.app import run
-from darknight.cli.training_table import _operator_words
+from darknight.cli.training_table import operator_words
 from darknight.fleet.nursery import Berth, Nursery
 from darknight.wire.identity import ENCLAVE, WORKER, Identity, fingerprint
 from fleet.workers import free_port
@@ -227,7 +227,7 @@ def test_training_in_one_hand_says_so_loudly(here, site, tmp_path):
 
 def test_local_workers_are_called_a_simulation():
     fleet = {"file": None, "workers": [{}] * 6, "insecure_one_operator": False}
-    assert _operator_words(fleet) == "simulated: all 6 workers are on this machine, in one hand"
+    assert operator_words(fleet) == "simulated: all 6 workers are on this machine, in one hand"
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from cli.command import clean_environment, darknight
+from cli.command import clean_environment, darknight, refused
+from darknight.cli.app import run
 
 QUICK = ("train", "--model", "mlp", "--epochs", "1", "--batch-size", "256")
 
@@ -67,7 +70,9 @@ def test_the_worker_cannot_rebuild_the_images(finished):
 
 def test_the_files_are_complete_and_nothing_else_is_left(finished):
     folder, done = finished
-    assert sorted(path.name for path in (folder / "run").iterdir()) == ["shares.png", "summary.json"]
+    assert sorted(path.name for path in (folder / "run").iterdir()) == ["checkpoints", "shares.png", "summary.json"]
+    names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
+    assert names == ["best.json", "best.safetensors", "step-00000006"]
     assert (folder / "run" / "shares.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "run" / "summary.json").read_text()) == json.loads(done.stdout)
 
@@ -143,19 +148,89 @@ def start(*arguments, cwd, stderr):
     return subprocess.Popen(command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
-def test_an_interrupt_ends_with_one_line_and_130_and_writes_nothing(tmp_path):
-    process = start(*QUICK, "--epochs", "1000", "--no-clear", cwd=tmp_path, stderr=subprocess.PIPE)
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Ctrl-C in the second epoch: what was said."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    settings = ("--epochs", "400", "--no-clear", "--no-picture", "--schedule", "cosine", "--optimizer", "adamw")
+    process = start(*QUICK, *settings, "--learning-rate", "1e-3", cwd=folder, stderr=subprocess.PIPE)
     said = ""
-    while "epoch 1/1000" not in said:
+    while "epoch 1/400" not in said:
         line = process.stderr.readline()
         assert line, said
         said += line
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in rest
-    assert re.search(r"darknight: interrupted after step \d+ of 6000; nothing was written\.", rest)
-    assert not list((tmp_path / "darknight-train").iterdir())
+    return folder, said + rest
+
+
+def test_an_interrupt_saves_and_says_how_to_go_on(interrupted):
+    folder, said = interrupted
+    assert "Traceback" not in said
+    assert re.search(r"epoch 1/400 .* s  \d+:\d\d:\d\d left\n", said)
+    found = re.search(
+        r"darknight: interrupted after step (\d+) of 2400; saved\. "
+        r"Go on with: darknight train --resume --output darknight-train\n$",
+        said,
+    )
+    assert found
+    assert [path.name for path in (folder / "darknight-train").iterdir()] == ["checkpoints"]
+    assert (folder / "darknight-train" / "checkpoints" / f"step-{int(found[1]):08}").is_dir()
+
+
+@pytest.fixture
+def refusal(interrupted, monkeypatch, capsys):
+    """The one line with which the command, in this process and where that training stopped, refuses to run."""
+    monkeypatch.chdir(interrupted[0])
+    for name in [name for name in os.environ if name.startswith("DARKNIGHT_")]:
+        monkeypatch.delenv(name)
+
+    def refusing(*arguments):
+        code = run(list(arguments))
+        said = capsys.readouterr()
+        return refused(subprocess.CompletedProcess(arguments, code, said.out, said.err), 2)
+
+    return refusing
+
+
+def test_a_training_that_stopped_is_not_overwritten_by_accident(refusal):
+    line = refusal(*QUICK)
+    assert "has a training that stopped after step" in line
+    assert "Go on with --resume" in line
+
+
+def test_a_resume_refuses_other_settings(refusal):
+    line = refusal("train", "--resume", "--learning-rate", "0.5")
+    assert "--learning-rate: the training in darknight-train/checkpoints was started with another value" in line
+    assert "another epochs" in refusal("train", "--resume", "--epochs", "500")  # the cosine depends on their number
+    assert "there is no checkpoint in nowhere" in refusal("train", "--resume", "--checkpoints", "nowhere")
+    assert not os.path.exists("nowhere")
+
+
+def test_killed_and_resumed_it_ends_as_if_nothing_had_been(tmp_path, full):
+    """Resumed without any other flag: all the rest is taken from the checkpoint."""
+    settings = ("--epochs", "3", "--no-clear", "--no-picture", "--schedule", "one-cycle", "--save-every", "0")
+    process = start(*QUICK, *settings, cwd=tmp_path, stderr=subprocess.PIPE)
+    while "epoch 1/3" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    again = darknight("train", "--resume", "--no-picture", "--tensorboard", "curves", "--json", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    other = json.loads(again.stdout)
+    assert other["private"]["resumed_at_step"] >= 1
+    assert other["settings"]["recipe"]["schedule"] == "one-cycle"
+    assert len(other["private"]["epochs"]) == 3
+    assert other["view"] is None
+    assert list((tmp_path / "curves").iterdir())
+    if full:  # tests/train has the same, without the command
+        whole = darknight(*QUICK, *settings, "--output", "whole", "--json", cwd=tmp_path)
+        assert json.loads(whole.stdout)["settings"] == other["settings"]
+        files = [tmp_path / run / "checkpoints/step-00000018/model.safetensors" for run in ("whole", "darknight-train")]
+        one, two = map(load_file, files)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_an_interrupt_while_it_starts_ends_with_130(tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 
 import darknight as dk
 from fleet.threads import thread_fleet
-from runtime.scripts import network, train, trained_by_fleet
+from runtime.scripts import batch, network, train, trained_by_fleet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -136,3 +136,31 @@ def test_strict_bounds_hold_declared_inputs_and_nothing_else():
     with fleet, runtime:
         for scale in (1.0, 10.0, 100.0):  # neither this input's bound nor its gradient's was declared
             (model(torch.full((4, 6), scale)).sum() * scale).backward()
+
+
+def test_leakage_goes_on_where_an_earlier_run_ended_and_is_counted_once():
+    scheme = dk.Scheme(inputs=2, colluders=1, arithmetic=dk.Real(1e3))
+
+    def one_step(state=None, again=False):
+        with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet) as runtime:
+            model = network()
+            dk.protect_(model, runtime)
+            for _ in range(1 + again):
+                if state is not None:
+                    runtime.load_state_dict(state)
+            torch.nn.functional.cross_entropy(*_scored(model)).backward()
+            runtime.load_state_dict(runtime.state_dict())  # of its own: as after a step that is taken back
+            return runtime.ledger.leaked, runtime.state_dict()
+
+    alone, state = one_step()
+    assert alone["nats"] > 0
+    together, _ = one_step(state, again=True)
+    assert together == {name: pytest.approx(2 * value) for name, value in alone.items()}
+    for damage in ({"nats": -1.0, "maskings": 0, "clear": 0}, {"nats": 1.0}, 3):
+        with dk.Runtime(scheme, None) as runtime, pytest.raises(dk.errors.UsageError, match="leakage is damaged"):
+            runtime.load_state_dict({**runtime.state_dict(), "leaked": damage})
+
+
+def _scored(model):
+    x, target = batch(6)
+    return model(x), target

@@ -7,7 +7,7 @@ import pytest
 import darknight as dk
 from darknight.data import read_dataset
 from darknight.models import build_model
-from darknight.train import fit
+from darknight.train import Recipe, fit
 from fleet.threads import thread_fleet
 
 SCHEMES = {"field": dk.Scheme(inputs=4, colluders=1), "paper": dk.Scheme.paper()}
@@ -23,7 +23,7 @@ def accuracies(scheme: dk.Scheme, seed: int, epochs: int) -> tuple[float, float]
         model = build_model("small-cnn", shape=data.shape, classes=data.classes, seed=seed)
         if runtime is not None:
             dk.protect_(model, runtime)
-        return fit(model, data, seed=seed, epochs=epochs, **SETTINGS).accuracy
+        return fit(model, data, Recipe(seed=seed, epochs=epochs, **SETTINGS), runtime=runtime).accuracy
 
     with thread_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=seed) as runtime:
         private = trained(runtime)

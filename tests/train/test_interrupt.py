@@ -10,7 +10,7 @@ import torch
 
 from darknight.models import build_model
 from darknight.train import Interrupts, fit
-from train.test_loop import settings, toy
+from train.test_loop import recipe, toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,7 +100,7 @@ def test_another_thread_can_train():
 
     def work():
         try:
-            fit(build_model("mlp", shape=(1, 4, 6), classes=3, seed=0), toy(), **settings())
+            fit(build_model("mlp", shape=(1, 4, 6), classes=3, seed=0), toy(), recipe())
         except BaseException as error:
             failures.append(error)
 
@@ -142,7 +142,7 @@ def test_training_ends_after_the_step_or_at_once_and_the_weights_are_those_of_wh
     Interrupting(model, times)
     progress = Steps()
     with pytest.raises(KeyboardInterrupt, match="after step 2 of 8" if times == 1 else "at once"):
-        fit(model, toy(), **settings(), progress=progress)
+        fit(model, toy(), recipe(), progress=[progress])
     assert progress.done == steps
 
     class Enough(Steps):
@@ -152,5 +152,5 @@ def test_training_ends_after_the_step_or_at_once_and_the_weights_are_those_of_wh
                 raise StopIteration
 
     with pytest.raises(StopIteration):
-        fit(twin, toy(), **settings(), progress=Enough())
+        fit(twin, toy(), recipe(), progress=[Enough()])
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from darknight.accounting.events import (
@@ -88,6 +88,17 @@ class Ledger:
             Resent: self._resent,
             DoneInEnclave: self._done_in_enclave,
         }
+
+    @property
+    def leaked(self) -> dict[str, float]:
+        """What a checkpoint keeps: leakage does not begin anew when a training goes on elsewhere."""
+        return {"nats": self.nats_per_example, "maskings": self.maskings, "clear": self.sent_clear}
+
+    def leaked_before(self, leaked: Mapping[str, float]) -> None:
+        """Adds what `leaked` gave in an earlier run."""
+        self.nats_per_example += leaked["nats"]
+        self.maskings += int(leaked["maskings"])
+        self.sent_clear += int(leaked["clear"])
 
     def record(self, event: Event) -> None:
         handler = self._handlers.get(type(event))

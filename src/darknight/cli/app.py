@@ -10,6 +10,8 @@ from typer.exceptions import TyperException
 
 from darknight import __version__
 from darknight.cli.fleet import fleet
+from darknight.cli.infer import infer
+from darknight.cli.models import models
 from darknight.cli.settings_file import Kind, read_settings_file
 from darknight.cli.train import train
 from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
@@ -23,6 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DARKNIGHT"},
 )
 app.command("train")(train)
+app.command("infer")(infer)
+app.command("models")(models)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from darknight import __version__
@@ -27,72 +29,132 @@ from darknight.models import build_model
 from darknight.nn import protect_, unprotect_
 from darknight.report import shares_picture
 from darknight.runtime import Runtime
-from darknight.train import History, Progress, check_settings, fit
+from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit
 
 _WATCHED = 0  # the worker in the picture
 _COLUMNS = 8
+_MOST_SEEN, _MOST_VALUES, _FEWEST_SEEN = 1437, 1 << 20, 64  # images for the picture, and values of all of them
 
 log = logging.getLogger("darknight")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that decides what a training does. fleet: the fleet file; None for workers on this machine."""
+class Hands:
+    """Whose hands do the work. file: the fleet file; None for workers on this machine."""
 
-    model: str
-    data: str
-    scheme: Scheme
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    seed: int
-    clear: bool
-    fleet: Path | None = None
+    file: Path | None = None
     insecure_one_operator: bool = False
     patience: float | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self.epochs, self.batch_size, self.learning_rate, self.seed)
         if self.patience is not None and not 0 < self.patience < math.inf:
             raise UsageError(f"--patience {self.patience:g}; needs seconds, more than 0.")
-        if self.insecure_one_operator and self.fleet is None:
+        if self.insecure_one_operator and self.file is None:
             raise UsageError(
                 "--insecure-one-operator is for --fleet; workers of this machine are a simulation. Drop it."
             )
 
+    def look(self) -> None:
+        """Find a bad fleet file before anything is started or written."""
+        if self.file is not None:
+            read_fleet_file(self.file)
 
-def read_and_build(settings: Settings) -> tuple[Dataset, nn.Module]:
-    """The data and a new model, before anything is started or written; a bad fleet file is found here too."""
-    if settings.fleet is not None:
-        read_fleet_file(settings.fleet)
-    data = read_dataset(settings.data, seed=settings.seed)
-    return data, build_model(settings.model, shape=data.shape, classes=data.classes, seed=settings.seed)
+    def stage(self, scheme: Scheme) -> str:
+        return "connecting to the fleet" if self.file else f"starting {scheme.workers} workers"
+
+    def open(self, scheme: Scheme) -> Fleet:
+        if self.file is None:
+            return local_fleet(scheme, patience=self.patience)
+        enclave_identity(read_fleet_file(self.file).identity)  # connect would make it without a word
+        return connect(self.file, insecure_one_operator=self.insecure_one_operator, patience=self.patience)
+
+    def words(self, fleet: Fleet) -> dict[str, Any]:
+        """The fleet as plain values for a JSON object."""
+        workers = [{"name": name, "operator": who} for name, who in zip(fleet.names, fleet.operators, strict=True)]
+        return {
+            "file": self.file and str(self.file),
+            "workers": workers,
+            "insecure_one_operator": fleet.insecure_one_operator,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that decides what a training does. hands: where the workers are.
+
+    augment: whether to change training images as is usual for the data; `recipe` has it once the data is read. flags:
+    what the user asked for, as plain values, for a resume.
+    """
+
+    model: str
+    data: str
+    scheme: Scheme
+    recipe: Recipe
+    clear: bool
+    augment: bool = False
+    hands: Hands
+    test_share: float | None = None
+    image_size: int | None = None
+    picture: bool = True
+    save_every: float = 60.0
+    tensorboard: Path | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.save_every < math.inf:
+            raise UsageError(f"--save-every {self.save_every:g}; needs seconds, 0 for every step.")
+
+
+def read_and_build(settings: Settings) -> tuple[Settings, Dataset, nn.Module]:
+    """The data and a new model, before anything is started or written; a bad fleet file is found here too.
+
+    The settings come back with the augmentation that is usual for the data, if that is wanted.
+    """
+    settings.hands.look()
+    seed = settings.recipe.seed
+    data = read_dataset(settings.data, seed=seed, test_share=settings.test_share, image_size=settings.image_size)
+    if settings.augment:
+        if data.augmentation is None:
+            raise UsageError(f"--augment: nothing is usual for {data.name}. Drop it.")
+        settings = replace(settings, recipe=replace(settings.recipe, augment=data.augmentation))
+    return settings, data, build_model(settings.model, shape=model_shape(data.shape), classes=data.classes, seed=seed)
+
+
+def model_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Of one image; a row of a table is one of 1x1 pixels."""
+    channels, height, width = shape if len(shape) == 3 else (shape[0], 1, 1)
+    return channels, height, width
 
 
 def run_training(
-    settings: Settings, data: Dataset, private: nn.Module, display: Display
-) -> tuple[dict[str, Any], bytes]:
-    """The summary, ready for JSON, and the picture as a PNG."""
-    clear, history, ledger, layers, hands = _train(private, data, settings, display)
-    with display.stage("looking at what one worker saw"):
-        picture, view = _picture(private, data, settings)
+    settings: Settings, data: Dataset, private: nn.Module, store: Store, resume: Checkpoint | None, display: Display
+) -> tuple[dict[str, Any], bytes | None]:
+    """The summary, ready for JSON, and the picture as a PNG, if there can be one."""
+    clear, history, ledger, layers, hands = _train(private, data, settings, store, resume, display)
+    picture, view = None, None
+    if count := _images_for_picture(settings, data):
+        with display.stage("looking at what one worker saw"):
+            picture, view = _picture(private, data, settings, count)
     waiting = ledger["time"]["waiting_seconds"]
+    recipe = settings.recipe
     summary = {
         "version": __version__,
         "settings": {
             "model": settings.model,
             "data": settings.data,
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "learning_rate": settings.learning_rate,
-            "seed": settings.seed,
+            "epochs": recipe.epochs,
+            "batch_size": recipe.batch_size,
+            "learning_rate": recipe.learning_rate,
+            "seed": recipe.seed,
+            "recipe": recipe.words(),
             "scheme": scheme_words(settings.scheme),
         },
         "fleet": hands,
-        "examples": {"train": len(data.train_x), "test": len(data.test_x)},
-        "clear": clear and _history_words(clear),
+        "examples": {"train": len(data.train), "test": len(data.test)},
+        "clear": clear,
         "private": {
             **_history_words(history),
+            "resumed_at_step": resume and resume.step,
             **ledger,
             "time": {
                 "total_seconds": history.seconds,
@@ -104,65 +166,70 @@ def run_training(
         },
         "view": view,
     }
-    return _plain(summary), picture
-
-
-def _fit(model: nn.Module, data: Dataset, settings: Settings, progress: Progress) -> History:
-    return fit(
-        model,
-        data,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        seed=settings.seed,
-        progress=progress,
-    )
+    return plain(summary), picture
 
 
 def _train(
-    model: nn.Module, data: Dataset, settings: Settings, display: Display
-) -> tuple[History | None, History, dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    model: nn.Module, data: Dataset, settings: Settings, store: Store, resume: Checkpoint | None, display: Display
+) -> tuple[dict[str, Any] | None, History, dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
     """In the clear if that is wanted, then on shares: both histories, the ledger, the layers, the fleet."""
-    scheme = settings.scheme
+    scheme, recipe = settings.scheme, settings.recipe
     with ExitStack() as stack:
+        curves = [stack.enter_context(TensorBoard(settings.tensorboard))] if settings.tensorboard else []
         # Before the training in the clear: whoever waits for that should not learn afterwards that a worker is missing.
-        with display.stage("connecting to the fleet" if settings.fleet else f"starting {scheme.workers} workers"):
-            fleet = stack.enter_context(_fleet(settings))
-            runtime = stack.enter_context(Runtime(scheme, fleet, seed=settings.seed))
-        clear = _fit(copy.deepcopy(model), data, settings, display.training("clear")) if settings.clear else None
-        report = protect_(model, runtime)
-        try:
-            history = _fit(model, data, settings, display.training("private"))
-        finally:
-            unprotect_(model)
-        log.info("layers\n%s", report)
+        with display.stage(settings.hands.stage(scheme)):
+            fleet = stack.enter_context(settings.hands.open(scheme))
+            runtime = stack.enter_context(Runtime(scheme, fleet, seed=recipe.seed))
+        clear = None
+        if resume is not None:
+            clear = resume.extra.get("clear")
+        elif settings.clear:
+            clear = _history_words(fit(copy.deepcopy(model), data, recipe, progress=[display.training("clear")]))
+        saving = Saving(
+            store=store,
+            card=Card.of(settings.model, data),
+            every=settings.save_every,
+            extra={"flags": dict(settings.flags), "clear": clear},
+        )
+        with _protected(model, runtime) as layers:
+            history = fit(
+                model,
+                data,
+                recipe,
+                runtime=runtime,
+                saving=saving,
+                resume=resume,
+                progress=[display.training("private"), *curves],
+            )
         log.info("ledger\n%s", runtime.ledger)
-        layers = [asdict(row) for row in report.rows]
-        return clear, history, runtime.ledger.summary(), layers, _fleet_words(settings, fleet)
+        return clear, history, runtime.ledger.summary(), layers, settings.hands.words(fleet)
 
 
-def _fleet(settings: Settings) -> Fleet:
-    if settings.fleet is None:
-        return local_fleet(settings.scheme, patience=settings.patience)
-    enclave_identity(read_fleet_file(settings.fleet).identity)  # connect would make it without a word
-    return connect(settings.fleet, insecure_one_operator=settings.insecure_one_operator, patience=settings.patience)
+@contextmanager
+def _protected(model: nn.Module, runtime: Runtime) -> Iterator[list[dict[str, Any]]]:
+    """Gives the rows of the report; they are complete only at the end."""
+    report = protect_(model, runtime)
+    rows: list[dict[str, Any]] = []
+    try:
+        yield rows
+    finally:
+        unprotect_(model)
+    rows += [asdict(row) for row in report.rows]
+    log.info("layers\n%s", report)
 
 
-def _fleet_words(settings: Settings, fleet: Fleet) -> dict[str, Any]:
-    workers = [{"name": name, "operator": who} for name, who in zip(fleet.names, fleet.operators, strict=True)]
-    return {
-        "file": settings.fleet and str(settings.fleet),
-        "workers": workers,
-        "insecure_one_operator": fleet.insecure_one_operator,
-    }
+def _images_for_picture(settings: Settings, data: Dataset) -> int:
+    """How many images a decoder is shown; 0 if there is no picture to be had, or none in reasonable time."""
+    count = min(_MOST_SEEN, len(data.train), _MOST_VALUES // math.prod(data.shape))
+    return count if settings.picture and len(data.shape) == 3 and count >= _FEWEST_SEEN else 0
 
 
-def _picture(model: nn.Module, data: Dataset, settings: Settings) -> tuple[bytes, dict[str, Any]]:
+def _picture(model: nn.Module, data: Dataset, settings: Settings, count: int) -> tuple[bytes, dict[str, Any]]:
     """Training images once more through a fleet that records, and what a linear decoder makes of a worker's shares."""
     scheme = settings.scheme
-    view = record_worker_view(model, data.train_x, scheme, worker=_WATCHED)
+    view = record_worker_view(model, data.train.examples(torch.arange(count)), scheme, worker=_WATCHED)
     prime = scheme.arithmetic.prime if isinstance(scheme.arithmetic, Field) else None
-    rebuilt = best_linear_decoder(view.shares, view.images, prime=prime, seed=settings.seed)
+    rebuilt = best_linear_decoder(view.shares, view.images, prime=prime, seed=settings.recipe.seed)
     shown = rebuilt.examples[:_COLUMNS]
     picture = shares_picture(
         view.images[shown],
@@ -179,16 +246,18 @@ def _history_words(history: History) -> dict[str, Any]:
         "accuracy": history.accuracy,
         "loss": history.loss,
         "seconds": history.seconds,
+        "best": asdict(history.best),
+        "stopped_early": history.stopped_early,
         "epochs": [
             {"loss": epoch.loss, "accuracy": epoch.accuracy, "seconds": epoch.seconds} for epoch in history.epochs
         ],
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The same with null for numbers that JSON has no word for: a leakage without a bound is infinite."""
     if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -33,17 +33,18 @@ def training_table(summary: dict[str, Any]) -> Table:
     fleet = summary["fleet"]
     if fleet["insecure_one_operator"]:
         table.add_row("PRIVACY: NONE", "[bold red]one operator may hold all shares, and then it can unmask the data[/]")
-    row("accuracy, private", f"{private['accuracy']:.3f} on {summary['examples']['test']:,} test images")
+    row("accuracy, private", _accuracy_words(private, summary["examples"]["test"]))
     row("accuracy, clear", f"{clear['accuracy']:.3f}" if clear else "not trained (--no-clear)", section=True)
     row("leakage", private["leakage"]["words"])
-    view = summary["view"]
-    row("picture", f"a linear decoder on a worker's input shares: correlation {view['correlation']:z.2f} (1: a copy)")
+    if view := summary["view"]:
+        words = f"a linear decoder on a worker's input shares: correlation {view['correlation']:z.2f} (1: a copy)"
+        row("picture", words)
     row("not covered", "\n".join(f"- {caveat}" for caveat in private["not_covered"]) or "-", section=True)
-    row("integrity", _integrity_words(private["integrity"]))
-    if faults := _fault_words(private["faults"]):
+    row("integrity", integrity_words(private["integrity"]))
+    if faults := fault_words(private["faults"]):
         row("faults", faults)
     row("work on shares", _work_words(private["layers"]))
-    row("operators", _operator_words(fleet), section=True)
+    row("operators", operator_words(fleet), section=True)
     row("wall time", _time_words(time, clear))
     row("  in the enclave", f"{time['enclave_seconds']:.1f} s")
     row("  workers", f"{time['waiting_seconds']:.1f} s waited for, {time['worker_seconds']:.1f} s of work")
@@ -52,14 +53,22 @@ def training_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def _operator_words(fleet: dict[str, Any]) -> str:
+def _accuracy_words(private: dict[str, Any], examples: int) -> str:
+    words = f"{private['accuracy']:.3f} on {examples:,} test examples"
+    best = private.get("best")
+    if best and best["accuracy"] > private["accuracy"]:
+        words += f"; best {best['accuracy']:.3f}, after epoch {best['epoch']}"
+    return f"{words}; stopped early" if private.get("stopped_early") else words
+
+
+def operator_words(fleet: dict[str, Any]) -> str:
     if fleet["file"] is None:
         return f"simulated: all {len(fleet['workers'])} workers are on this machine, in one hand"
     hands = Counter(worker["operator"] for worker in fleet["workers"])
     return ", ".join(f"{operator} ({count} worker{'s'[: count > 1]})" for operator, count in hands.items())
 
 
-def _integrity_words(integrity: dict[str, Any]) -> str:
+def integrity_words(integrity: dict[str, Any]) -> str:
     words = f"{sum(integrity['passed'].values()):,} checks passed, {integrity['failed']:,} failed"
     if unchecked := sum(integrity["unchecked"].values()):
         words += f", {unchecked:,} results not checked"
@@ -72,7 +81,7 @@ def _integrity_words(integrity: dict[str, Any]) -> str:
     return "\n".join([words, *lines])
 
 
-def _fault_words(faults: dict[str, Any]) -> str:
+def fault_words(faults: dict[str, Any]) -> str:
     """Empty if every worker gave every answer."""
     lines = [
         f"{faults['latest_reasons'].get(worker, worker).rstrip('.')} ({_count(missed, 'answer')} missed)"

@@ -1,27 +1,30 @@
-"""Datasets that the command knows by name.
+"""Datasets: readers for the formats that people have, splits, normalisation, augmentation.
 
->>> sorted(DATASETS)
-['digits']
+>>> list(DATASETS)
+['digits', 'cifar10', 'cifar100', 'fashion-mnist', 'mnist', 'folder', 'npz', 'csv']
+
+`read_dataset` reads one for training. Labels are in memory; examples are read from disk when a batch is asked for,
+where the format allows it (CIFAR, plain IDX, uncompressed npz, pictures), so a set may be larger than memory. Nothing
+is unpickled, and a file that is damaged, cut short or of another kind is a DataError with its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from darknight.data.augment import Augmentation
+from darknight.data.dataset import Dataset, Examples, Part, Tensors
+from darknight.data.formats import DATASETS, Format, read_dataset, read_examples
+from darknight.data.normalise import IMAGENET, Normalisation
 
-from darknight.data.dataset import Dataset
-from darknight.data.digits import read_digits
-from darknight.errors import UsageError
-
-# name -> reader, called with the seed of the split.
-DATASETS: dict[str, Callable[[int], Dataset]] = {"digits": read_digits}
-
-
-def read_dataset(name: str, *, seed: int) -> Dataset:
-    """The dataset called `name`, split into training and test examples by `seed`."""
-    reader = DATASETS.get(name)
-    if reader is None:
-        raise UsageError(f"unknown data {name!r}; use one of {', '.join(sorted(DATASETS))}.")
-    return reader(seed)
-
-
-__all__ = ["DATASETS", "Dataset", "read_dataset", "read_digits"]
+__all__ = [
+    "DATASETS",
+    "IMAGENET",
+    "Augmentation",
+    "Dataset",
+    "Examples",
+    "Format",
+    "Normalisation",
+    "Part",
+    "Tensors",
+    "read_dataset",
+    "read_examples",
+]

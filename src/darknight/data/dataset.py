@@ -1,67 +1,175 @@
-"""What every reader returns: images and labels in memory, split and normalised."""
+"""What every reader returns: labelled examples for training and for testing, read when they are asked for."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from darknight.errors import DataError
+from darknight.data.augment import Augmentation
+from darknight.data.normalise import Normalisation, bad_place
+from darknight.data.source import Source
+from darknight.errors import DataError, UsageError
+
+_WHOLE_LIMIT = 1 << 30
+
+
+class Part(Protocol):
+    """Examples with their labels. Labels are in memory, int64; examples may be on disk."""
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example: (channels, height, width), or (columns,) for a table."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def examples(self, indices: Tensor) -> Tensor:
+        """(example, *shape), float32, normalised and finite, in the order of `indices` (int64)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """A part in memory: x is (example, *shape), normalised by whoever made it; labels is (example,)."""
+
+    x: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if not self.x.is_floating_point():
+            raise DataError(f"examples are {self.x.dtype}; needs floats.")
+        if not bool(self.x.isfinite().all()):
+            raise DataError("examples: some values are NaN or infinite. Clean the data.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def examples(self, indices: Tensor) -> Tensor:
+        return self.x[checked_indices(indices, len(self))]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A part of a source: the examples numbered `chosen` there, normalised as they are read."""
+
+    source: Source
+    chosen: Tensor
+    labels: Tensor
+    normalisation: Normalisation
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def examples(self, indices: Tensor) -> Tensor:
+        numbers = self.chosen[checked_indices(indices, len(self))]
+        x = self.normalisation(self.source.read(numbers))
+        if not bool(x.isfinite().all()):
+            raise DataError(f"{bad_place(self.source, numbers, x)}: some values are NaN or infinite. Clean the data.")
+        return x
+
+    def place(self, index: int) -> str:
+        """Where an example came from: its file, and its number there."""
+        return self.source.place(int(self.chosen[index]))
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images for training and for testing; x is (example, channel, height, width), y is (example,)."""
+    """Labelled examples for training and for testing.
+
+    label_names: of the classes, in their order, where the files have names.
+    normalisation: what was done to each example, for whoever uses the trained model; None: not known.
+    augmentation: what is usual in training on such images; None: nothing is.
+    """
 
     name: str
-    train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
+    train: Part
+    test: Part
     classes: int
+    label_names: tuple[str, ...] | None = None
+    normalisation: Normalisation | None = None
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            where = f"{self.name}, {part} part"
-            if x.ndim != 4 or y.shape != x.shape[:1] or not len(x):
+        for name, part in (("train", self.train), ("test", self.test)):
+            where, labels = f"{self.name}, {name} part", part.labels
+            if len(part.shape) not in (1, 3) or math.prod(part.shape) < 1:
                 raise DataError(
-                    f"{where}: images of shape {tuple(x.shape)} with labels of shape {tuple(y.shape)}; needs at least "
-                    "one image, (example, channel, height, width), and one label for each."
+                    f"{where}: examples of shape {part.shape}; needs (channels, height, width) or (columns,)."
                 )
-            if not x.is_floating_point() or y.dtype != torch.int64:
-                raise DataError(f"{where}: images are {x.dtype} and labels {y.dtype}; needs floats and torch.int64.")
-            if not bool(x.isfinite().all()):
-                raise DataError(f"{where}: some values are NaN or infinite. Clean the data.")
-            if int(y.min()) < 0 or int(y.max()) >= self.classes:
+            if labels.shape != (len(part),) or not len(part):
+                raise DataError(
+                    f"{where}: {len(part)} examples with labels of shape {tuple(labels.shape)}; needs at least one "
+                    "example, and one label for each."
+                )
+            if labels.dtype != torch.int64:
+                raise DataError(f"{where}: labels are {labels.dtype}; needs torch.int64.")
+            if int(labels.min()) < 0 or int(labels.max()) >= self.classes:
                 raise DataError(f"{where}: some labels are outside 0 to {self.classes - 1}. Relabel them.")
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
+        if self.train.shape != self.test.shape:
             raise DataError(
-                f"{self.name}: training images are {tuple(self.train_x.shape[1:])} and test images "
-                f"{tuple(self.test_x.shape[1:])}; they must have one shape."
+                f"{self.name}: training examples are {self.train.shape} and test examples {self.test.shape}; they must "
+                "have one shape."
+            )
+        if self.label_names is not None and len(self.label_names) != self.classes:
+            raise DataError(
+                f"{self.name}: {len(self.label_names)} names for {self.classes} classes; needs one for each."
             )
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one image."""
-        channels, height, width = self.train_x.shape[1:]
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """(channels, height, width) of one image, or (columns,) of one row."""
+        return self.train.shape
+
+    @cached_property
+    def train_x(self) -> Tensor:
+        """All training examples at once, for sets that fit in memory."""
+        return self._whole(self.train)
+
+    @property
+    def train_y(self) -> Tensor:
+        return self.train.labels
+
+    @cached_property
+    def test_x(self) -> Tensor:
+        """All test examples at once, for sets that fit in memory."""
+        return self._whole(self.test)
+
+    @property
+    def test_y(self) -> Tensor:
+        return self.test.labels
+
+    def _whole(self, part: Part) -> Tensor:
+        if isinstance(part, Tensors):
+            return part.x
+        nbytes = len(part) * math.prod(part.shape) * 4
+        if nbytes > _WHOLE_LIMIT:
+            raise UsageError(
+                f"{self.name}: {nbytes} bytes are too many to keep at once (at most {_WHOLE_LIMIT}). Read batches, "
+                "with examples(indices)."
+            )
+        return part.examples(torch.arange(len(part)))
 
 
-def stratified_split(labels: Tensor, test_examples: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of training and of test examples, shuffled, with every class in the test part in its proportion.
-
-    The test part has exactly `test_examples`: whole shares first, then one more for the classes whose share was cut
-    the most.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
-    counts = torch.bincount(labels)
-    quotas = counts * test_examples / len(labels)
-    taken = quotas.floor().to(torch.int64)
-    missing = test_examples - int(taken.sum())
-    taken[(quotas - taken).argsort(descending=True, stable=True)[:missing]] += 1
-    in_test = torch.zeros(len(labels), dtype=torch.bool)
-    for label, count in enumerate(taken.tolist()):
-        in_test[order[labels[order] == label][:count]] = True
-    return order[~in_test[order]], order[in_test[order]]
+def checked_indices(indices: Tensor, length: int) -> Tensor:
+    """Numbers of examples, as they are, or IndexError: a file has no example -1."""
+    if indices.dtype != torch.int64 or indices.ndim != 1:
+        raise IndexError(f"indices are {indices.dtype} of shape {tuple(indices.shape)}; needs one axis of torch.int64.")
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < length:
+        raise IndexError(f"some indices are outside 0 to {length - 1}.")
+    return indices

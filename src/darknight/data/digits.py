@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
-from darknight.data.dataset import Dataset, stratified_split
+from darknight.data.found import Found, Labelled, checked_labels
+from darknight.data.source import InMemory
 from darknight.errors import DataError
 
-_TEST_EXAMPLES = 360  # one fifth; 1,437 are left for training
+_CLASSES = 10
 
 
-def read_digits(seed: int) -> Dataset:
-    """1,437 training and 360 test images of shape 1x8x8, scaled to mean 0 and deviation 1 of the training pixels."""
+def read_digits() -> Found:
+    """Images of shape 1x8x8; one fifth of them, 360, are for testing unless another share is wanted."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -19,9 +20,11 @@ def read_digits(seed: int) -> Dataset:
             "the digits come with scikit-learn, which is not installed. Run: pip install scikit-learn"
         ) from error
     images, target = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    y = torch.tensor(target, dtype=torch.int64)
-    train, test = stratified_split(y, _TEST_EXAMPLES, seed=seed)
-    mean, deviation = x[train].mean(), x[train].std()
-    x = (x - mean) / deviation
-    return Dataset("digits", x[train], y[train], x[test], y[test], classes=10)
+    source = InMemory("digits", np.asarray(images, dtype=np.float32).reshape(-1, 8, 8))
+    return Found(
+        name="digits",
+        train=Labelled(source, checked_labels(target, _CLASSES, "digits")),
+        test=None,
+        classes=_CLASSES,
+        label_names=tuple(map(str, range(_CLASSES))),
+    )

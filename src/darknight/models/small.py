@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from darknight.errors import UsageError
 
-_SMALLEST = 4  # two poolings halve it twice
+SMALLEST = 4  # two poolings halve it twice
 
 
 class SmallCNN(nn.Module):
@@ -18,9 +18,9 @@ class SmallCNN(nn.Module):
     def __init__(self, shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < _SMALLEST:
+        if min(height, width) < SMALLEST:
             raise UsageError(
-                f"images of {height}x{width}; SmallCNN pools twice and needs {_SMALLEST}x{_SMALLEST} or more. Use MLP."
+                f"images of {height}x{width}; SmallCNN pools twice and needs {SMALLEST}x{SMALLEST} or more. Use MLP."
             )
         self.features = nn.Sequential(
             *_convolution(channels, 16),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -23,12 +24,13 @@ from darknight.runtime.alone import FieldAlone, RealAlone
 from darknight.runtime.bounds import Bounds
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.field import FieldCalls
-from darknight.runtime.layer import Layer, LayerState, Saved, SentWeights, check_state
+from darknight.runtime.layer import Layer, LayerState, Saved, SentWeights, check_leaked, check_state
 from darknight.runtime.masked_field import MaskedField
 from darknight.runtime.masked_real import MaskedReal
 from darknight.runtime.real import RealCalls
 from darknight.types import Pass
 
+_NOTHING_LEAKED = {"nats": 0.0, "maskings": 0, "clear": 0}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -66,6 +68,8 @@ class Runtime:
         )
         self._layers: dict[str, Layer] = {}
         self._loaded: dict[str, LayerState] = {}  # of layers that were not called yet
+        self._run = f"{os.getpid()}.{time.time_ns()}"
+        self._goes_on: object = None  # the earlier run whose leakage is counted already
         self._versions = 0
         self._lock = threading.RLock()
         self._closed = False
@@ -108,9 +112,12 @@ class Runtime:
             return layer
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the model: the seed and, of every layer, index of the rounding and bounds."""
+        """What a checkpoint needs besides the model: the seed and, of every layer, index of the rounding and bounds.
+
+        And what leaked so far; `run` tells apart a state of this runtime, which knows it, and one of an earlier run.
+        """
         layers = {**self._loaded, **{name: layer.state() for name, layer in self._layers.items()}}
-        return {"seed": self.seed, "layers": layers}
+        return {"seed": self.seed, "layers": layers, "run": self._run, "leaked": self.ledger.leaked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken. Protect the model first; products that no module stands for follow."""
@@ -128,6 +135,11 @@ class Runtime:
             )
         for name, entry in layers.items():
             check_state(name, entry)
+        leaked = state.get("leaked", _NOTHING_LEAKED)
+        check_leaked(leaked)
+        if state.get("run") not in (self._run, self._goes_on):
+            self._goes_on = state.get("run")
+            self.ledger.leaked_before(leaked)
         for name, layer in self._layers.items():
             layer.restore(layers[name])
         self._loaded = {name: dict(entry) for name, entry in layers.items() if name not in self._layers}

@@ -44,6 +44,11 @@ class Interrupts:
         if self._signals > 1 and not self._held:
             raise KeyboardInterrupt("at once")
 
+    @property
+    def asked(self) -> bool:
+        """SIGINT arrived since this was entered."""
+        return self._signals > 0
+
     def stop_if_asked(self, where: str) -> None:
         """Raise KeyboardInterrupt, with `where` as its text, if SIGINT arrived since this was entered."""
         if self._signals:

@@ -1,0 +1,118 @@
+"""Normalisation: every channel of an image, every column of a table, to mean 0 and deviation 1 of the training part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from darknight.data.source import Source
+from darknight.errors import DataError
+
+_BATCH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """x -> (x - mean) / std, for each channel or column. Bytes are taken as 0 to 1 first, that is, divided by 255.
+
+    A trained model needs the same numbers again: they are plain floats, ready for JSON.
+
+    >>> halves = Normalisation(mean=(0.5,), std=(0.25,))
+    >>> halves(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+    tensor([[[[-2.,  2.]]]])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        # From JSON they come as lists.
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if not self.mean or len(self.mean) != len(self.std):
+            raise DataError(f"a normalisation of {len(self.mean)} means and {len(self.std)} deviations; needs as many.")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise DataError("a normalisation needs finite means and deviations, and these above 0.")
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """(example, channel, ...), bytes or floats -> float32 in new memory. float64 is rounded only at the end."""
+        if raw.ndim < 2 or raw.shape[1] != len(self.mean):
+            raise DataError(
+                f"examples of shape {tuple(raw.shape[1:])} for a normalisation of {len(self.mean)} channels or columns."
+            )
+        dtype = torch.float64 if raw.dtype == torch.float64 else torch.float32
+        view = (1, -1, *[1] * (raw.ndim - 2))
+        mean, std = (torch.tensor(values, dtype=dtype).view(view) for values in (self.mean, self.std))
+        x = raw.to(dtype, copy=True)
+        if raw.dtype == torch.uint8:
+            x.div_(255)
+        return x.sub_(mean).div_(std).to(torch.float32)
+
+
+# The customary constants of ImageNet, for folders of photographs: measuring would decode every file once more, and
+# published weights expect these.
+IMAGENET = Normalisation(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+def measured(source: Source, chosen: Tensor) -> Normalisation:
+    """Mean and deviation of the `chosen` examples, in one pass in the order of the file.
+
+    The result depends on the values alone, not on threads: bytes are summed as integers, other numbers by NumPy, which
+    uses one thread, with batches combined as in Chan, Golub and LeVeque (1979). A constant channel has deviation 1.
+    """
+    order = chosen.sort().values
+    batch = max(1, _BATCH_BYTES // math.prod(source.shape))
+    moments = _Moments(source.shape[0])
+    for indices in torch.split(order, batch):
+        raw = source.read(indices).numpy()
+        if raw.dtype != np.uint8 and not np.isfinite(raw).all():
+            raise DataError(f"{bad_place(source, indices, torch.from_numpy(raw))}: some values are NaN or infinite.")
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+            moments.add(raw.reshape(len(raw), source.shape[0], -1))
+    if not np.isfinite(moments.squares).all():
+        raise DataError(f"{source.place(0)} and others: values so large that they have no deviation. Rescale them.")
+    return moments.normalisation(255.0 if raw.dtype == np.uint8 else 1.0)
+
+
+def bad_place(source: Source, indices: Tensor, examples: Tensor) -> str:
+    """Where the first of the `examples` with a value that is not finite came from."""
+    finite = examples.isfinite().flatten(1).all(dim=1)
+    return source.place(int(indices[int((~finite).nonzero()[0, 0])]))
+
+
+class _Moments:
+    """Count, mean, and sum of squared deviations of each channel so far."""
+
+    def __init__(self, channels: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(channels)
+        self.squares = np.zeros(channels)
+
+    def add(self, values: NDArray[np.generic]) -> None:
+        """values: (example, channel, pixel)."""
+        count = values.shape[0] * values.shape[2]
+        if values.dtype == np.uint8:
+            total = values.sum(axis=2, dtype=np.int64).sum(axis=0)
+            of_squares = np.multiply(values, values, dtype=np.uint16).sum(axis=2, dtype=np.int64).sum(axis=0)
+            mean = total / count
+            squares = np.maximum(of_squares - total * mean, 0.0)
+        else:
+            wide = values.astype(np.float64)
+            mean = wide.mean(axis=2).mean(axis=0)
+            squares = np.square(wide - mean[:, None]).sum(axis=2).sum(axis=0)
+        both = self.count + count
+        away = mean - (self.mean if self.count else mean)
+        self.squares += squares + away * away * (self.count * count / both)
+        self.mean = mean - away * (self.count / both)
+        self.count = both
+
+    def normalisation(self, unit: float) -> Normalisation:
+        std = np.sqrt(self.squares / self.count)
+        # Below the rounding of the mean itself, a deviation is that of a constant.
+        std[std <= np.abs(self.mean) * 1e-14] = unit
+        return Normalisation(tuple((self.mean / unit).tolist()), tuple((std / unit).tolist()))
