@@ -8,7 +8,7 @@ from torch import Tensor
 
 from darknight.coding import PRIME_25, PRIME_28, WITNESS
 from darknight.errors import OpError
-from darknight.ops import Conv, ConvTranspose, Linear, Padding, field
+from darknight.ops import Conv, ConvTranspose, Linear, Padding, either, field, linear
 from darknight.ops.field import Limbs
 from darknight.types import Pass
 from ops.cases import CASES, Case
@@ -183,6 +183,37 @@ def test_grad_weight_stays_on_the_device_of_the_shares(case: Case):
     # The meta device stands for an accelerator: mixing it with tensors of the CPU fails in the same way.
     x, delta = (torch.zeros(shape, dtype=torch.int32, device="meta") for shape in (case.x_shape, case.y_shape))
     assert field.grad_weight(case.op, x, delta, case.w_shape, PRIME_25).device.type == "meta"
+
+
+# --- large weights, block by block ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("prime", [PRIME_25, PRIME_28, None], ids=["2^25", "2^28", "real"])
+@pytest.mark.parametrize("x_shape", [(3, 7), (2, 4, 7)], ids=["rows", "more axes"])
+def test_blocks_give_what_the_whole_gives(prime: int | None, x_shape, monkeypatch):
+    """5 output and 7 input channels, in blocks that do not divide them: exactly the same in the field."""
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*shape):
+        if prime is None:
+            return torch.randn(shape, generator=generator)
+        return torch.randint(prime, shape, generator=generator, dtype=torch.int32)
+
+    op, x, w, delta = Linear(), draw(*x_shape), draw(5, 7), draw(*x_shape[:-1], 5)
+
+    def results():
+        return [
+            either.forward(op, x, w, prime),
+            either.grad_input(op, delta, w, x_shape, prime),
+            either.grad_weight(op, x, delta, (5, 7), prime),
+        ]
+
+    whole = results()
+    monkeypatch.setattr(linear, "BLOCK", 15)
+    assert op.output_blocks((5, 7)) == (slice(0, 2), slice(2, 4), slice(4, 6))
+    assert op.input_blocks((5, 7)) == (slice(0, 3), slice(3, 6), slice(6, 9))
+    for found, expected in zip(results(), whole, strict=True):
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected) if prime else torch.allclose(found, expected, atol=1e-6)
 
 
 # --- misuse ---------------------------------------------------------------------------------------------------------

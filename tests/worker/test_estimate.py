@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CASES = {
     "linear": (Linear(), (64, 512), (300, 512)),
     "linear, large weights": (Linear(), (4, 512), (512, 512)),
+    "linear, in blocks": (Linear(), (3, 2500), (3500, 2500)),
     "linear, more axes": (Linear(), (8, 20, 128), (128, 128)),
     "conv": (Conv.make((3, 3), padding=1), (8, 16, 20, 20), (24, 16, 3, 3)),
     "conv, large kernel, stride": (Conv.make((5, 5), padding=2, stride=2), (8, 16, 20, 20), (24, 16, 5, 5)),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.op import BilinearOp, Shape, in_blocks
 
 EXACT = 2.0**53
 _MOST_LIMBS = 6
@@ -36,27 +36,48 @@ class Limbs:
 
 def forward(op: BilinearOp, x: Tensor, w: Tensor, prime: int) -> Tensor:
     """y mod prime in [0, prime), int32; x holds residues, w any integers of magnitude below prime."""
-    op.output_shape(tuple(x.shape), tuple(w.shape))  # before fan_in, which takes fitting shapes for granted
-    left, right = centred(x.to(torch.float64), prime), w.to(torch.float64)
-    reach = op.fan_in(right, tuple(x.shape))
-    return residues(exact(op.forward, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
+    y_shape = op.output_shape(tuple(x.shape), tuple(w.shape))  # before fan_in, which takes fitting shapes for granted
+    left = centred(x.to(torch.float64), prime)
+
+    def part(block: slice) -> Tensor:
+        right = w[block].to(torch.float64)
+        reach = op.fan_in(right, tuple(x.shape))
+        return residues(exact(op.forward, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
+
+    return in_blocks(op.output_blocks(tuple(w.shape)), -1, y_shape, part)
 
 
 def grad_input(op: BilinearOp, delta: Tensor, w: Tensor, x_shape: Shape, prime: int) -> Tensor:
     """gx mod prime in [0, prime), int32; delta holds residues, w any integers of magnitude below prime."""
-
-    def bilinear(left: Tensor, right: Tensor) -> Tensor:
-        return op.grad_input(left, right, x_shape)
-
     op.output_shape(x_shape, tuple(w.shape))
-    left, right = centred(delta.to(torch.float64), prime), w.to(torch.float64)
-    reach = op.fan_out(right, x_shape)
-    return residues(exact(bilinear, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
+    left = centred(delta.to(torch.float64), prime)
+
+    def part(block: slice) -> Tensor:
+        right = w[:, block].to(torch.float64)
+        shape = x_shape if block == slice(None) else (*x_shape[:-1], right.shape[1])
+
+        def bilinear(left: Tensor, right: Tensor) -> Tensor:
+            return op.grad_input(left, right, shape)
+
+        reach = op.fan_out(right, shape)
+        return residues(exact(bilinear, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
+
+    return in_blocks(op.input_blocks(tuple(w.shape)), -1, x_shape, part)
 
 
 def grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape, prime: int) -> Tensor:
     """gw mod prime in [0, prime), int32; x and delta hold residues. Cut into chunks of examples that stay exact."""
 
+    def part(block: slice) -> Tensor:
+        if block == slice(None):
+            return _grad_weight(op, x, delta, w_shape, prime)
+        rows = delta[..., block]
+        return _grad_weight(op, x, rows, (rows.shape[-1], *w_shape[1:]), prime)
+
+    return in_blocks(op.output_blocks(w_shape), 0, w_shape, part)
+
+
+def _grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape, prime: int) -> Tensor:
     def bilinear(right: Tensor, left: Tensor) -> Tensor:
         return op.grad_weight(left, right, w_shape)
 

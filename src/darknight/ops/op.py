@@ -70,6 +70,17 @@ class BilinearOp(ABC):
     @abstractmethod
     def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor: ...
 
+    def output_blocks(self, w_shape: Shape) -> tuple[slice, ...]:
+        """Output channels to compute at a time, so that a large w is never in memory as a whole in float64.
+
+        Only an op whose channels are the last axis of x and y may have more than one block.
+        """
+        return (slice(None),)
+
+    def input_blocks(self, w_shape: Shape) -> tuple[slice, ...]:
+        """The same for input channels, of grad_input."""
+        return (slice(None),)
+
     def flops(self, x_shape: Shape, w_shape: Shape) -> int:
         """Multiplications and additions of a forward pass."""
         y_shape = self.output_shape(x_shape, w_shape)
@@ -157,6 +168,19 @@ class BilinearOp(ABC):
         weights: (group * rep, taps) for each axis. `reduced` is applied at least once for every `longest` terms.
         """
         return x, delta
+
+
+def in_blocks(blocks: Sequence[slice], axis: int, shape: Shape, part: Callable[[slice], Tensor]) -> Tensor:
+    """part(block) of all blocks, put together along `axis` to a result of this shape."""
+    first = part(blocks[0])
+    if len(blocks) == 1:
+        return first
+    out = first.new_empty(shape)
+    along = out.movedim(axis, 0)
+    along[blocks[0]] = first.movedim(axis, 0)
+    for block in blocks[1:]:
+        along[block] = part(block).movedim(axis, 0)
+    return out
 
 
 def collapse_rows(folded: Tensor, vectors: Tensor) -> Tensor:

@@ -12,19 +12,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.op import BilinearOp, Shape, in_blocks
 
 
 def forward(op: BilinearOp, x: Tensor, w: Tensor) -> Tensor:
-    return op.forward(x.to(torch.float64), w.to(torch.float64)).to(x.dtype)
+    left, y_shape = x.to(torch.float64), op.output_shape(tuple(x.shape), tuple(w.shape))
+
+    def part(block: slice) -> Tensor:
+        return op.forward(left, w[block].to(torch.float64)).to(x.dtype)
+
+    return in_blocks(op.output_blocks(tuple(w.shape)), -1, y_shape, part)
 
 
 def grad_input(op: BilinearOp, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
-    return op.grad_input(delta.to(torch.float64), w.to(torch.float64), x_shape).to(delta.dtype)
+    left = delta.to(torch.float64)
+
+    def part(block: slice) -> Tensor:
+        right = w[:, block].to(torch.float64)
+        shape = x_shape if block == slice(None) else (*x_shape[:-1], right.shape[1])
+        return op.grad_input(left, right, shape).to(delta.dtype)
+
+    return in_blocks(op.input_blocks(tuple(w.shape)), -1, x_shape, part)
 
 
 def grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
-    return op.grad_weight(x.to(torch.float64), delta.to(torch.float64), w_shape).to(x.dtype)
+    left, right = x.to(torch.float64), delta.to(torch.float64)
+
+    def part(block: slice) -> Tensor:
+        if block == slice(None):
+            return op.grad_weight(left, right, w_shape).to(x.dtype)
+        rows = right[..., block]
+        return op.grad_weight(left, rows, (rows.shape[-1], *w_shape[1:])).to(x.dtype)
+
+    return in_blocks(op.output_blocks(w_shape), 0, w_shape, part)
 
 
 def combine_clear(row: Sequence[float], groups: Tensor) -> Tensor:

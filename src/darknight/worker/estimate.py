@@ -49,7 +49,9 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
             return 0
         x_shape = tuple(task.tensor.shape)
         y_shape = op.output_shape(x_shape, w_shape)
-        return _product(op, weights.prime, reach.forward, x_shape, y_shape, x_shape, w_shape) + prod(y_shape) * width
+        part = _largest(op.output_blocks(w_shape), w_shape[0], w_shape)
+        needs = _product(op, weights.prime, reach.forward, x_shape, y_shape, x_shape, w_shape, part)
+        return needs + prod(y_shape) * width
     x_shape = task.x_shape
     y_shape = op.output_shape(x_shape, w_shape)
     delta = tuple(task.tensor.shape)
@@ -60,7 +62,8 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
     total = peak = prod(delta) * (2 * _DOUBLE + width) if task.row is not None else 0
     if Pass.GRAD_INPUT in task.passes:
         total += prod(x_shape) * width
-        needs = _product(op, weights.prime, reach.backward, y_shape, x_shape, x_shape, w_shape)
+        part = _largest(op.input_blocks(w_shape), w_shape[1], w_shape)
+        needs = _product(op, weights.prime, reach.backward, y_shape, x_shape, x_shape, w_shape, part)
         peak = total + needs + _origin(op, x_shape)
     if Pass.GRAD_WEIGHT in task.passes:
         total += prod(w_shape) * width
@@ -68,11 +71,17 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
     return peak
 
 
+def _largest(blocks: tuple[slice, ...], channels: int, w_shape: Shape) -> int:
+    """Weights of the largest block, which is the first."""
+    whole = prod(w_shape)
+    return whole if len(blocks) == 1 else whole // channels * len(range(channels)[blocks[0]])
+
+
 def _product(
-    op: BilinearOp, prime: int | None, reach: float, left: Shape, result: Shape, x_shape: Shape, w_shape: Shape
+    op: BilinearOp, prime: int | None, reach: float, left: Shape, result: Shape, x_shape: Shape, w_shape: Shape, w: int
 ) -> int:
-    """forward or grad input: the weights, one operand `left` in limbs, and a partial result for each limb."""
-    operand, w, outcome = prod(left), prod(w_shape), prod(result)
+    """forward or grad input: `w` weights at a time, one operand `left` in limbs, a partial result for each limb."""
+    operand, outcome = prod(left), prod(result)
     scratch = _scratch(op, x_shape, op.output_shape(x_shape, w_shape), w_shape)
     if prime is None:
         return (operand + w + scratch + outcome) * _DOUBLE + _SLACK
@@ -84,7 +93,7 @@ def _product(
 
 def _weight_product(op: BilinearOp, prime: int | None, x_shape: Shape, y_shape: Shape, w_shape: Shape) -> int:
     """grad weight: in the field it is cut into chunks of examples, as darknight.ops.field does."""
-    x, y, w = prod(x_shape), prod(y_shape), prod(w_shape)
+    x, y, w = prod(x_shape), prod(y_shape), _largest(op.output_blocks(w_shape), w_shape[0], w_shape)
     if prime is None:
         return (x + y + _scratch(op, x_shape, y_shape, w_shape) + 2 * w) * _DOUBLE + _SLACK
     half, positions = prime // 2, max(1, op.positions(x_shape, y_shape))
