@@ -19,7 +19,7 @@ def darknight(*arguments: str, cwd: Path, **variables: str) -> subprocess.Comple
         env=clean_environment(**variables),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 

@@ -1,17 +1,56 @@
 """Every block of the how-tos runs, in order, as one script."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 HOWTOS = sorted((Path(__file__).resolve().parents[2] / "docs" / "howto").glob("*.md"))
+WALKED_ELSEWHERE = {"operate-workers"}  # tests/docs/test_operate_workers.py starts its workers on other ports
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+WITH_PYTHON = [page for page in HOWTOS if blocks(page, "python")]
+WITH_COMMANDS = [page for page in HOWTOS if blocks(page, "sh") and page.stem not in WALKED_ELSEWHERE]
+
+
+def test_every_howto_is_run():
+    assert HOWTOS
+    assert {page.stem for page in HOWTOS} == {page.stem for page in WITH_PYTHON + WITH_COMMANDS} | WALKED_ELSEWHERE
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
+def test_a_howto_runs_as_written(page):
+    namespace = {"__name__": page.stem}
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
+def test_the_commands_of_a_howto_run_as_written(page, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    # The output goes to a file: a process that stayed behind would keep a pipe open, and hold up the test.
+    with (tmp_path / "said.txt").open("w+") as said:
+        done = subprocess.run(
+            ["bash", "-c", "set -euo pipefail\n" + "\n".join(blocks(page, "sh"))],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            timeout=600,
+        )
+    assert done.returncode == 0, (tmp_path / "said.txt").read_text()
 
 
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
-def test_a_howto_runs_as_written(page):
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert blocks
-    namespace = {"__name__": page.stem}
-    for block in blocks:
-        exec(compile(block, page.name, "exec"), namespace)
+def test_every_link_leads_somewhere(page):
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if "://" not in link]
+    assert all((page.parent / link).exists() for link in links)
