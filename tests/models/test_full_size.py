@@ -42,13 +42,62 @@ def batch(name):
 
 
 @pytest.fixture(scope="module")
-def plain_step(name, batch):
-    return training_step(network(name), batch)
-
-
-@pytest.fixture(scope="module")
 def calls(name, batch):
     return plain_calls(network(name), batch)
+
+
+@pytest.mark.parametrize("label", ["field", "paper"])
+def test_a_training_step_and_an_inference_batch(name, batch, label, capsys):
+    """How close the gradient of a whole network is, is reported and not promised: at its start, a deep network with
+    batch norm over a few images turns one rounding into another gradient, in the clear as well.
+    """
+    model, scheme = network(name), SCHEMES[label]
+    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=3) as runtime:
+        dk.protect_(model, runtime)
+        forget_peak()
+        step = training_step(model, batch)
+        memory = {"enclave": peak_mebibytes(), "largest worker": max(peaks(fleet)), "all workers": sum(peaks(fleet))}
+        dk.unprotect_(model)
+        assert runtime.ledger.summary()["integrity"]["failed"] == 0
+    inference = scheme.for_inference()
+    with dk.local_fleet(inference) as fleet, dk.Runtime(inference, fleet) as runtime:
+        assert len(fleet.processes) == scheme.inputs + scheme.colluders + scheme.spares
+        dk.protect_(model, runtime)
+        answers = scores(model, batch)
+        dk.unprotect_(model)
+    if label == "field":
+        alone_step, alone_answers = alone(name, batch, scheme)
+        assert step.state.keys() == alone_step.state.keys()
+        for key, value in alone_step.state.items():
+            assert torch.equal(step.state[key], value), key
+        assert torch.equal(answers, alone_answers)
+
+    plain = whole(training_step(network(name), batch).gradients)
+    reference = whole(training_step(network(name), batch, torch.float64).gradients)
+    with capsys.disabled():
+        print(
+            f"\n{name}, {label}: gradient of all weights, cosine with plain float64: "
+            f"{cosine(whole(step.gradients), reference):.6f}; plain float32: {cosine(plain, reference):.6f}; "
+            + ", ".join(f"{who} {size:,} MiB" for who, size in memory.items())
+        )
+    assert all(bool(value.isfinite().all()) for value in step.state.values())
+    clear = copy.deepcopy(model)  # the very weights that the step ended with
+    assert cosine(answers, scores(clear, batch)) > 0.98
+
+
+def alone(name, batch, scheme):
+    """The same arithmetic by the enclave alone."""
+    model = network(name)
+    with dk.Runtime(scheme, None, seed=3) as runtime:
+        dk.protect_(model, runtime)
+        step = training_step(model, batch)
+        dk.unprotect_(model)
+    inference = scheme.for_inference()
+    with dk.Runtime(inference, None) as runtime:
+        dk.protect_(model, runtime)
+        answers = scores(model, batch)
+        dk.unprotect_(model)
+    return step, answers
 
 
 @pytest.mark.parametrize("label", SCHEMES)
@@ -74,57 +123,3 @@ def test_every_layer_gives_what_it_gives_in_the_clear(name, batch, calls, label,
             assert statistics.median(cosines) >= 0.99, what
         else:
             assert min(cosines) >= 0.999, what
-
-
-@pytest.mark.parametrize("label", ["field", "paper"])
-def test_a_training_step_and_an_inference_batch(name, batch, plain_step, label, capsys):
-    """How close the gradient of a whole network is, is reported and not promised: at its start, a deep network with
-    batch norm over a few images turns one rounding into another gradient, in the clear as well.
-    """
-    model, scheme = network(name), SCHEMES[label]
-    with dk.local_fleet(scheme) as fleet, dk.Runtime(scheme, fleet, seed=3) as runtime:
-        dk.protect_(model, runtime)
-        forget_peak()
-        step = training_step(model, batch)
-        memory = {"enclave": peak_mebibytes(), "largest worker": max(peaks(fleet)), "all workers": sum(peaks(fleet))}
-        dk.unprotect_(model)
-        assert runtime.ledger.summary()["integrity"]["failed"] == 0
-    inference = scheme.for_inference()
-    with dk.local_fleet(inference) as fleet, dk.Runtime(inference, fleet) as runtime:
-        assert len(fleet.processes) == scheme.inputs + scheme.colluders + scheme.spares
-        dk.protect_(model, runtime)
-        answers = scores(model, batch)
-        dk.unprotect_(model)
-    if label == "field":
-        alone_step, alone_answers = alone(name, batch, scheme)
-        assert step.state.keys() == alone_step.state.keys()
-        for key, value in alone_step.state.items():
-            assert torch.equal(step.state[key], value), key
-        assert torch.equal(answers, alone_answers)
-
-    exact = training_step(network(name), batch, torch.float64)
-    reference, plain = whole(exact.gradients), whole(plain_step.gradients)
-    with capsys.disabled():
-        print(
-            f"\n{name}, {label}: gradient of all weights, cosine with plain float64: "
-            f"{cosine(whole(step.gradients), reference):.6f}; plain float32: {cosine(plain, reference):.6f}; "
-            + ", ".join(f"{who} {size:,} MiB" for who, size in memory.items())
-        )
-    assert all(bool(value.isfinite().all()) for value in step.state.values())
-    clear = copy.deepcopy(model)  # the very weights that the step ended with
-    assert cosine(answers, scores(clear, batch)) > 0.98
-
-
-def alone(name, batch, scheme):
-    """The same arithmetic by the enclave alone."""
-    model = network(name)
-    with dk.Runtime(scheme, None, seed=3) as runtime:
-        dk.protect_(model, runtime)
-        step = training_step(model, batch)
-        dk.unprotect_(model)
-    inference = scheme.for_inference()
-    with dk.Runtime(inference, None) as runtime:
-        dk.protect_(model, runtime)
-        answers = scores(model, batch)
-        dk.unprotect_(model)
-    return step, answers
