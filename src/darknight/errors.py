@@ -10,6 +10,7 @@
     ├── WorkerError        a worker that failed, stopped, or did not keep to the protocol; `worker` is its number
     ├── UsageError         a setting that makes no sense; the message names the remedy
     ├── DataError          data that is missing or malformed
+    ├── PrivacyBudgetError a step that would show workers more than leakage_budget allows; nothing of it was sent
     ├── RangeError         an honest result that does not fit the field: retry at a smaller scale, blame nobody
     └── IntegrityError     a result that could not be verified, not even without the workers; nothing of it was used
 
@@ -64,6 +65,16 @@ class UsageError(DarKnightError, ValueError):
 
 class DataError(DarKnightError, ValueError):
     """The data is missing or malformed."""
+
+
+class PrivacyBudgetError(DarKnightError, RuntimeError):
+    """Going on would exceed the budget: `used` of `budget` nats are, and `needed` more would be."""
+
+    def __init__(self, message: str, *, budget: float, used: float, needed: float) -> None:
+        super().__init__(message)
+        self.budget = budget
+        self.used = used
+        self.needed = needed
 
 
 class _CheckError(DarKnightError):

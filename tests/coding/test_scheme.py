@@ -154,3 +154,16 @@ def test_schemes_are_frozen_and_keyword_only():
     with pytest.raises(TypeError):
         dk.Scheme(2, 1)
     assert len({scheme, dk.Scheme(inputs=2, colluders=1)}) == 1
+
+
+def test_every_worker_of_a_scheme_has_a_seat_with_a_name():
+    assert dk.Scheme(inputs=2, colluders=1, spares=1).seats == (
+        "data 0",
+        "data 1",
+        "carrier of s",
+        "carrier of r",
+        "spare 0",
+    )
+    assert dk.Scheme(inputs=1, colluders=2).for_inference().seats == ("data 0", "carrier of r 0", "carrier of r 1")
+    for scheme in (dk.Scheme.paper(), dk.Scheme(inputs=3, colluders=2, spares=1), dk.Scheme(inputs=3, colluders=1)):
+        assert len(set(scheme.seats)) == scheme.workers

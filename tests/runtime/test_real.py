@@ -155,7 +155,11 @@ def test_leakage_goes_on_where_an_earlier_run_ended_and_is_counted_once():
     alone, state = one_step()
     assert alone["nats"] > 0
     together, _ = one_step(state, again=True)
-    assert together == {name: pytest.approx(2 * value) for name, value in alone.items()}
+    for name in ("nats", "everything", "paper", "maskings", "scalar"):
+        assert together[name] == pytest.approx(2 * alone[name])
+    assert together["step"] == pytest.approx(alone["step"])
+    assert [seats for seats, _ in together["coalitions"]] == [seats for seats, _ in alone["coalitions"]]
+    assert [entry["nats"] for entry in together["layers"]] == pytest.approx([2 * e["nats"] for e in alone["layers"]])
     for damage in ({"nats": -1.0, "maskings": 0, "clear": 0}, {"nats": 1.0}, 3):
         with dk.Runtime(scheme, None) as runtime, pytest.raises(dk.errors.UsageError, match="leakage is damaged"):
             runtime.load_state_dict({**runtime.state_dict(), "leaked": damage})

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from darknight.types import Pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """A batch was masked and sent: `features` numbers of each example, at most `nats` each to a tolerated coalition."""
+    """A batch was masked, to be sent: `features` numbers of each example, at most `nats` each to a tolerated coalition.
+
+    groups: virtual batches; the bound is about all examples of one together. by_coalition: `nats` for each coalition of
+    seats; empty where all are zero. paper: what the paper's theorem says instead.
+    """
 
     layer: str
     what: str  # "input" or "gradient"
     examples: int
+    groups: int
     features: int
     nats: float
+    by_coalition: Mapping[tuple[int, ...], float] = field(default_factory=dict)
+    paper: float = 0.0
+
+    @property
+    def nats_per_example(self) -> float:
+        """About one example, which is in one of the virtual batches."""
+        return self.features * self.nats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
+from darknight.accounting.accountant import Accountant
+from darknight.accounting.budget import Budget
 from darknight.accounting.events import (
     Blamed,
     BoundRaised,
@@ -24,6 +27,7 @@ from darknight.accounting.events import (
     Unexplained,
     Verified,
 )
+from darknight.accounting.leakage import in_bits
 from darknight.types import Pass
 
 VISIBLE_ANYWAY = (
@@ -31,7 +35,10 @@ VISIBLE_ANYWAY = (
     "the weights, and so the aggregate gradient of every step",
     "everything, to one operator that holds more than M shares",
 )
-
+VISIBLE_IN_REAL = (
+    "the bounds of inputs and gradients, which follow the largest value seen",
+    "what batch norm carries from one example into the shares of others: the bound about all examples covers it",
+)
 
 ONE_OPERATOR = "EVERYTHING IS VISIBLE: insecure_one_operator=True lets one operator hold all shares, which hide nothing"
 
@@ -39,21 +46,33 @@ ONE_OPERATOR = "EVERYTHING IS VISIBLE: insecure_one_operator=True lets one opera
 class Ledger:
     """Adds up events. An event that it does not know raises TypeError: nothing goes uncounted.
 
-    exact: shares leak nothing (Field). sends: there are workers. Leakage is counted for an example that was in every
-    batch: bounds add over layers, passes and steps. For gradients in the clear there is no bound, only their number.
-    one_operator: nobody keeps one operator from holding every share, so nothing is hidden from it.
+    exact: shares leak nothing (Field). sends: there are workers. one_operator: nobody keeps one operator from holding
+    every share, so nothing is hidden from it. colluders, seats: of the scheme, by number and in words. budget: nats
+    about one example that is in every batch; see `accounting.budget`.
+
+    Leakage is counted for an example that was in every batch: see `accounting.accountant`. For gradients in the clear
+    there is no bound, only their number.
     """
 
     def __init__(
-        self, *, exact: bool, not_covered: Sequence[str], sends: bool = True, one_operator: bool = False
+        self,
+        *,
+        exact: bool,
+        not_covered: Sequence[str],
+        sends: bool = True,
+        one_operator: bool = False,
+        colluders: int = 1,
+        seats: Sequence[str] = (),
+        budget: float | None = None,
     ) -> None:
         self._exact = exact
         self._sends = sends
         self._one_operator = sends and one_operator
         self._not_covered = tuple(not_covered)
-        self.nats_per_example = 0.0
-        self.maskings = 0
-        self.sent_clear = 0
+        self._colluders = colluders
+        self._seats = tuple(seats)
+        self.accountant = Accountant(colluders)
+        self.budget = Budget(budget, self.accountant)
         self.passed: Counter[Pass] = Counter()
         self.unchecked: Counter[Pass] = Counter()
         self.failed: list[Failed] = []
@@ -72,8 +91,8 @@ class Ledger:
         self.waiting_seconds = 0.0
         self.worker_seconds = 0.0
         self._handlers: dict[type, Callable[..., None]] = {
-            Masked: self._masked,
-            SentClear: self._sent_clear,
+            Masked: self.accountant.masked,
+            SentClear: self.accountant.sent_clear,
             Verified: self._verified,
             Unchecked: self._unchecked,
             Failed: self.failed.append,
@@ -90,15 +109,27 @@ class Ledger:
         }
 
     @property
-    def leaked(self) -> dict[str, float]:
-        """What a checkpoint keeps: leakage does not begin anew when a training goes on elsewhere."""
-        return {"nats": self.nats_per_example, "maskings": self.maskings, "clear": self.sent_clear}
+    def nats_per_example(self) -> float:
+        """To any M workers, about an example that was in every batch."""
+        return self.accountant.total.nats
 
-    def leaked_before(self, leaked: Mapping[str, float]) -> None:
-        """Adds what `leaked` gave in an earlier run."""
-        self.nats_per_example += leaked["nats"]
-        self.maskings += int(leaked["maskings"])
-        self.sent_clear += int(leaked["clear"])
+    @property
+    def maskings(self) -> int:
+        return self.accountant.total.maskings
+
+    @property
+    def sent_clear(self) -> int:
+        """Batches of gradients that went out unmasked."""
+        return self.accountant.total.clear
+
+    @property
+    def leaked(self) -> dict[str, Any]:
+        """What a checkpoint keeps: leakage does not begin anew when a training goes on elsewhere."""
+        return self.accountant.state()
+
+    def leaked_before(self, earlier: Accountant) -> None:
+        """Adds what was shown in an earlier run: `Accountant.of` what `leaked` gave."""
+        self.accountant.add(earlier)
 
     def record(self, event: Event) -> None:
         handler = self._handlers.get(type(event))
@@ -116,8 +147,8 @@ class Ledger:
             words = "0 nats from the shares of any M workers (exact arithmetic in a finite field)"
         else:
             words = (
-                f"at most {self.nats_per_example:.3g} nats to any M workers about an example that was in every batch "
-                f"({self.maskings} maskings)"
+                f"at most {_nats(self.nats_per_example)} to any M workers about an example that was in every batch "
+                f"({self.maskings:,} maskings)"
             )
         if self.sent_clear:
             clear = f"{self.sent_clear:,} batches of gradients in the clear, without any bound"
@@ -125,21 +156,39 @@ class Ledger:
         return words
 
     @property
+    def leakage_details(self) -> tuple[str, ...]:
+        """More about the bound, in lines; what is left of the budget."""
+        if not self._sends or self._one_operator:
+            return ()
+        total, (seats, worst) = self.accountant.total, self.accountant.worst
+        lines = []
+        if total.nats:
+            names = ", ".join(self._seats[seat] if self._seats else f"seat {seat}" for seat in seats)
+            theorem = ("1, which takes inputs for independent", "2, whose condition is too weak")[self._colluders > 1]
+            lines = [
+                f"of one number in one masking at most {_nats(self.accountant.largest)}; about all examples together "
+                f"at most {_nats(total.everything)}",
+                f"the paper's Theorem {theorem}, would say {total.paper:.3g} nats; we say {total.nats:.3g}",
+                f"of workers that kept their seats, most to {names}: at most {worst:.3g} nats",
+            ]
+        if self.budget.limit is not None:
+            lines.append(
+                f"{total.nats / self.budget.limit:.1%} of the budget of {self.budget.limit:.3g} nats used, "
+                f"{self.accountant.costliest_step / self.budget.limit:.1%} by the costliest step"
+            )
+        return tuple(lines)
+
+    @property
     def not_covered(self) -> tuple[str, ...]:
         """What the bound does not speak of: the scheme's own caveats, and what is visible with any scheme."""
         if not self._sends:
             return ()
-        bounds = () if self._exact else ("the bounds of inputs and gradients, which follow the largest value seen",)
-        return (*self._not_covered, *bounds, *VISIBLE_ANYWAY)
+        return (*self._not_covered, *(() if self._exact else VISIBLE_IN_REAL), *VISIBLE_ANYWAY)
 
     def summary(self) -> dict[str, object]:
         """Everything as nested dictionaries of plain numbers and words."""
         return {
-            "leakage": {
-                "nats_per_example": self.nats_per_example,
-                "batches_in_the_clear": self.sent_clear,
-                "words": self.leakage_in_words,
-            },
+            "leakage": self._leakage(),
             "not_covered": list(self.not_covered),
             "integrity": {
                 "passed": {kind.value: self.passed[kind] for kind in Pass},
@@ -165,6 +214,30 @@ class Ledger:
             },
         }
 
+    def _leakage(self) -> dict[str, object]:
+        total, (seats, worst) = self.accountant.total, self.accountant.worst
+        return {
+            "nats_per_example": total.nats,
+            "bits_per_example": in_bits(total.nats),
+            "nats_in_all": total.everything,
+            "nats_per_scalar": self.accountant.largest,
+            "costliest_step": self.accountant.costliest_step,
+            "maskings": total.maskings,
+            "batches_in_the_clear": total.clear,
+            "worst_seats": {
+                "seats": list(seats),
+                "names": [self._seats[seat] for seat in seats] if self._seats else [],
+                "nats_per_example": worst,
+            },
+            "paper": None
+            if self._exact
+            else {"theorem": 1 if self._colluders == 1 else 2, "nats_per_example": total.paper},
+            "budget": None if self.budget.limit is None else {"nats": self.budget.limit, "left": self.budget.left},
+            "layers": self.accountant.words(),
+            "words": self.leakage_in_words,
+            "details": list(self.leakage_details),
+        }
+
     def __str__(self) -> str:
         checks = ", ".join(f"{kind.value} {self.passed[kind]:,}" for kind in Pass)
         unchecked = f", {self.unchecked.total():,} results unchecked" if self.unchecked.total() else ""
@@ -176,6 +249,7 @@ class Ledger:
         )
         lines = [
             f"leakage      {self.leakage_in_words}",
+            *(f"             {line}" for line in self.leakage_details),
             *(f"not covered  {line}" for line in self.not_covered),
             f"integrity    {checks} checks passed, {len(self.failed)} failed{unchecked}",
             *(f"             {line}" for line in self._blame_in_words),
@@ -216,13 +290,6 @@ class Ledger:
     def _done_in_enclave(self, event: DoneInEnclave) -> None:
         self.done_in_enclave[event.kind] += 1
 
-    def _masked(self, event: Masked) -> None:
-        self.maskings += 1
-        self.nats_per_example += event.features * event.nats
-
-    def _sent_clear(self, event: SentClear) -> None:
-        self.sent_clear += 1
-
     def _verified(self, event: Verified) -> None:
         self.passed[event.kind] += 1
 
@@ -240,6 +307,10 @@ class Ledger:
         self.layer_seconds += event.total
         self.waiting_seconds += event.waiting
         self.worker_seconds += event.workers
+
+
+def _nats(nats: float) -> str:
+    return f"{nats:.3g} nats ({in_bits(nats):.3g} bits)"
 
 
 def _megabytes(count: int) -> str:

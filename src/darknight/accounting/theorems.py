@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from darknight.coding import Mixing
+
 
 def entropy(distribution: Mapping[int, float]) -> float:
     """-sum p log p of a distribution over integers, in nats."""
@@ -51,3 +53,16 @@ def theorem_2(variances: Sequence[float], column_norm: float, noise_std: float) 
     noise rows meet it and leak nats. See tests/accounting/vectors.json for the counterexample.
     """
     return sum(variances) / (column_norm * noise_std**2)
+
+
+def papers_bound(mixing: Mixing, *, bound: float, noise_std: float) -> float:
+    """What the paper states for these coefficients, in nats a scalar: Theorem 1 for one colluder, Theorem 2 for more.
+
+    Ratio: the largest coefficient of an input over the smallest of the noise, which is what the proof of Theorem 1
+    uses. C: the smallest norm of a worker's noise coefficients, a column in the paper's order of axes.
+    """
+    norms = [mixing.unit * math.sqrt(sum(value**2 for value in row)) for row in mixing.noise]
+    if mixing.colluders > 1:
+        return theorem_2([bound**2] * mixing.inputs, min(norms), noise_std)
+    largest = max(abs(float(value)) for row in mixing.data for value in row)
+    return theorem_1(mixing.inputs, bound, (largest / min(norms)) ** 2, noise_std)

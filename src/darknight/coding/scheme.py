@@ -88,6 +88,16 @@ class Scheme:
         return self.inputs + (2 if self.sends_masked_gradients else 1) * self.colluders
 
     @property
+    def seats(self) -> tuple[str, ...]:
+        """What each worker holds, in words and in order."""
+        K, M, E = self.inputs, self.colluders, self.spares
+        if self.mixing == "dense":
+            return tuple(f"mixture {j}" for j in range(self.workers))
+        carriers = ("s", "r") if self.sends_masked_gradients else ("r",)
+        noise = [f"carrier of {which}" + (f" {m}" if M > 1 else "") for which in carriers for m in range(M)]
+        return (*(f"data {j}" for j in range(K)), *noise, *(f"spare {e}" for e in range(E)))
+
+    @property
     def sends_masked_gradients(self) -> bool:
         return self.training and self.mask_gradients
 

@@ -80,8 +80,13 @@ class Protection:
     # --- while a model runs -----------------------------------------------------------------------------------------
     @contextmanager
     def watching(self, path: str, module: nn.Module) -> Iterator[None]:
-        """The function mode is on in this thread, from the outermost watched module inwards."""
+        """The function mode is on in this thread, from the outermost watched module inwards.
+
+        Before that one runs, and changes a buffer, the runtime may refuse it.
+        """
         active = self._active
+        if active.outermost is None:
+            self.runtime.model_called()
         active.paths.append(path)
         try:
             if active.outermost is None:

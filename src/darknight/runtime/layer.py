@@ -68,16 +68,6 @@ def check_state(name: str, state: LayerState) -> None:
         raise UsageError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
 
 
-def check_leaked(leaked: object) -> None:
-    """What a state says of leakage must be three numbers that count up."""
-    fitting = isinstance(leaked, Mapping) and leaked.keys() == {"nats", "maskings", "clear"}
-    if not fitting or not all(
-        isinstance(value, int | float) and 0 <= value < math.inf
-        for value in leaked.values()  # type: ignore[attr-defined]
-    ):
-        raise UsageError("the state's leakage is damaged. Load one that state_dict() gave.")
-
-
 @dataclass(eq=False)
 class Saved:
     """A forward call whose backward pass may come. While it lives, workers keep its shares.

@@ -111,7 +111,14 @@ class MaskedField:
         groups = virtual_batches(batch, self._scheme.inputs)
         shares = field.encode(mixing, groups, self._prime, noise)
         self._ledger.record(
-            Masked(layer=layer.label, what=what, examples=batch.shape[0], features=batch[0].numel(), nats=0.0)
+            Masked(
+                layer=layer.label,
+                what=what,
+                examples=batch.shape[0],
+                groups=groups.shape[0],
+                features=batch[0].numel(),
+                nats=0.0,
+            )
         )
         return shares
 

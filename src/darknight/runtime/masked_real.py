@@ -1,26 +1,29 @@
 """The products in real arithmetic by workers that see data drowned in Gaussian noise.
 
-Guarantees: what any M workers receive tells them at most the nats that the ledger adds up; a result is returned only if
-    it was verified, up to the rounding of honest workers, unless the scheme says integrity="off" (contract tests:
-    tests/runtime/test_privacy.py, tests/runtime/test_integrity.py).
+Guarantees: what any M workers receive tells them at most the nats that the ledger adds up, and the ledger's budget is
+    asked before anything of a layer call is sent; a result is returned only if it was verified, up to the rounding of
+    honest workers, unless the scheme says integrity="off" (contract tests: tests/runtime/test_composition.py,
+    tests/runtime/test_budget.py, tests/runtime/test_integrity.py).
 Assumes: inputs within their bound, which `runtime.bounds` sees to; fresh noise for every masking.
 Leaks: the bound above, at every sending; with gradients in the clear, the gradients.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from darknight.accounting import Ledger, Masked, SentClear, worst_coalition
+from darknight.accounting import Ledger, Masked, SentClear, coalition_bounds, papers_bound
 from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, joined, real, virtual_batches
 from darknight.errors import EncodingError
 from darknight.integrity import Given, parity
 from darknight.integrity import real as checks
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
+from darknight.runtime.autograd import in_backward
 from darknight.runtime.bounds import Bounds
 from darknight.runtime.checking import checking
 from darknight.runtime.exchange import Exchange
@@ -45,6 +48,8 @@ class MaskedReal:
         self._randomness = randomness
         self._bounds = bounds
         self._ledger = ledger
+        self._budget = ledger.budget
+        self._constants: dict[str, tuple[dict[tuple[int, ...], float], float]] = {}
         self._trial = Trial(scheme, exchange, randomness, ledger)
 
     def forward(
@@ -52,12 +57,18 @@ class MaskedReal:
     ) -> tuple[Tensor, Saved]:
         # 1. Mask, with fresh coefficients (dense code) and fresh noise.
         code = draw_code(self._scheme, self._randomness.fresh())
+        masked, later = self._masked(layer, "input", code.A, tuple(x.shape)), 0.0
+        if keep and code.masks_gradients:
+            shape = op.output_shape(tuple(x.shape), tuple(weights.tensor.shape))
+            later = self._masked(layer, "gradient", code.B, shape).nats_per_example
+        recomputed = in_backward()
+        self._budget.forward(layer.label, masked.nats_per_example, later=later, keep=keep, recomputed=recomputed)
         grid = real.grid_for(code.A, self._arithmetic, self._bounds.of_input(layer, x))
         sent = checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
         reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, tuple(x.shape))
         self._refuse_overflow(_largest(sent) * reach.total)
         noise = self._randomness.fresh()
-        shares = self._shares(layer, "input", code.A, grid, x, noise)
+        shares = self._shares(masked, code.A, grid, x, noise)
         # 2. Send, and wait for the answers.
         values = checks.on_grid(x, grid)
         saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
@@ -65,6 +76,8 @@ class MaskedReal:
         if keep:
             saved.values, saved.grid = values, grid
             self._exchange.forget_with(saved)
+            if not recomputed:
+                self._budget.promise(saved, later)
         with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
             # 3. Unmask and check.
             case = Case(
@@ -90,11 +103,14 @@ class MaskedReal:
         assert saved.grid is not None
         # 1. Mask, with noise of its own; or not, if the scheme sends gradients in the clear.
         if code.masks_gradients:
+            masked = self._masked(layer, "gradient", code.B, tuple(delta.shape))
+            self._budget.backward(layer.label, masked.nats_per_example, saved)
             grid = real.grid_for(code.B, self._arithmetic, self._bounds.of_gradient(layer, delta))
-            deltas = self._shares(layer, "gradient", code.B, grid, delta, self._randomness.fresh())
+            deltas = self._shares(masked, code.B, grid, delta, self._randomness.fresh())
             values = checks.on_grid(delta, grid)
             sent = checks.Sent.of_shares(code.B, grid, dtype)
         else:
+            self._budget.backward(layer.label, 0.0, saved)
             self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
             values = delta.to(dtype)
             deltas = virtual_batches(values, self._scheme.inputs)
@@ -157,13 +173,33 @@ class MaskedReal:
             # 3. Unmask and check.
             return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream) -> Tensor:
+    def _masked(self, layer: Layer, what: str, mixing: Mixing, shape: tuple[int, ...]) -> Masked:
+        """What masking a batch of this shape may show."""
+        if self._scheme.mixing == "dense":
+            bounds, paper = self._stated(mixing)
+        else:  # public constants: the same for every masking
+            bounds, paper = self._constants[what] = self._constants.get(what) or self._stated(mixing)
+        return Masked(
+            layer=layer.label,
+            what=what,
+            examples=shape[0],
+            groups=group_count(shape[0], self._scheme.inputs),
+            features=math.prod(shape[1:]),
+            nats=max(bounds.values()),
+            by_coalition=bounds,
+            paper=paper,
+        )
+
+    def _stated(self, mixing: Mixing) -> tuple[dict[tuple[int, ...], float], float]:
+        """Nats a feature by coalition, and by the paper's theorem; noise is measured in times the bound."""
+        std = self._arithmetic.noise_std
+        return coalition_bounds(mixing, bound=1.0, noise_std=std), papers_bound(mixing, bound=1.0, noise_std=std)
+
+    def _shares(self, masked: Masked, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
         groups = virtual_batches(batch, self._scheme.inputs)
         shares = real.encode(mixing, groups, grid, noise, self._arithmetic.dtype)
-        _, nats = worst_coalition(mixing, bound=1.0, noise_std=self._arithmetic.noise_std)
-        features = batch[0].numel()
-        self._ledger.record(Masked(layer=layer.label, what=what, examples=batch.shape[0], features=features, nats=nats))
+        self._ledger.record(masked)
         return shares
 
     def _refuse_overflow(self, largest: float) -> None:

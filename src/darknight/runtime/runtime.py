@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from darknight.accounting import ONE_OPERATOR, Ledger, Spent
+from darknight.accounting import ONE_OPERATOR, Accountant, Ledger, Spent, check_budget
 from darknight.coding import Field, Scheme
 from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError, UsageError
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness
 from darknight.runtime.alone import FieldAlone, RealAlone
+from darknight.runtime.autograd import in_backward
 from darknight.runtime.bounds import Bounds
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.field import FieldCalls
-from darknight.runtime.layer import Layer, LayerState, Saved, SentWeights, check_leaked, check_state
+from darknight.runtime.layer import Layer, LayerState, Saved, SentWeights, check_state
 from darknight.runtime.masked_field import MaskedField
 from darknight.runtime.masked_real import MaskedReal
 from darknight.runtime.real import RealCalls
 from darknight.types import Pass
 
-_NOTHING_LEAKED = {"nats": 0.0, "maskings": 0, "clear": 0}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -39,15 +39,30 @@ class Runtime:
 
     seed: of the rounding of gradients. The same seed gives the same weights, whatever the masks; it needs no secrecy.
     strict_bounds: an input beyond the bound that protect_ declared for it raises, and does not raise the bound (Real).
+    leakage_budget: nats that any `scheme.colluders` workers may learn about one example that is in every batch. What
+    would exceed it raises PrivacyBudgetError before it is sent: from the second step on when the model is called,
+    because the next step is taken to cost what the costliest did; else in a forward pass, whose backward pass then is
+    not needed. Parameters and optimizer are as they were, and at the beginning of a step so are buffers and gradients.
 
     Guarantees: any `scheme.colluders` workers learn from what they receive nothing about inputs and gradients (Field),
-        or at most what `ledger` says (Real); a result that was not verified is never returned. With a field, results
-        are bit for bit those of `Runtime(scheme, None)`. Contract tests: tests/runtime.
-    Assumes: what SECURITY.md says: separate operators, links of their own, an enclave that keeps its memory.
+        or at most what `ledger` says (Real), and never more than `leakage_budget`; a result that was not verified is
+        never returned. With a field, results are bit for bit those of `Runtime(scheme, None)`. Contract tests:
+        tests/runtime/test_privacy.py, tests/runtime/test_composition.py, tests/runtime/test_budget.py,
+        tests/runtime/test_integrity.py, tests/runtime/test_bit_identity.py.
+    Assumes: what SECURITY.md says: separate operators, links of their own, an enclave that keeps its memory. For
+        nats, what accounting.accountant assumes.
     Leaks: weights, shapes, the number and timing of calls, retries after overflow.
     """
 
-    def __init__(self, scheme: Scheme, fleet: Fleet | None, *, seed: int = 0, strict_bounds: bool = False) -> None:
+    def __init__(
+        self,
+        scheme: Scheme,
+        fleet: Fleet | None,
+        *,
+        seed: int = 0,
+        strict_bounds: bool = False,
+        leakage_budget: float | None = None,
+    ) -> None:
         if not isinstance(scheme, Scheme):
             raise SchemeError(
                 f"a {type(scheme).__name__} where a scheme belongs. Use dk.Scheme(inputs=4, colluders=1)."
@@ -56,6 +71,8 @@ class Runtime:
             raise UsageError(f"seed={seed!r}; needs a whole number from 0 to 2^63 - 1.")
         if fleet is not None:
             _check_fleet(scheme, fleet)
+        one_operator = fleet is not None and fleet.insecure_one_operator
+        check_budget(leakage_budget, scheme, one_operator=one_operator)
         self.scheme = scheme
         self.fleet = fleet
         self.seed = seed
@@ -64,7 +81,10 @@ class Runtime:
             exact=exact,
             not_covered=scheme.caveats,
             sends=fleet is not None,
-            one_operator=fleet is not None and fleet.insecure_one_operator,
+            one_operator=one_operator,
+            colluders=scheme.colluders,
+            seats=scheme.seats,
+            budget=leakage_budget,
         )
         self._layers: dict[str, Layer] = {}
         self._loaded: dict[str, LayerState] = {}  # of layers that were not called yet
@@ -135,8 +155,7 @@ class Runtime:
             )
         for name, entry in layers.items():
             check_state(name, entry)
-        leaked = state.get("leaked", _NOTHING_LEAKED)
-        check_leaked(leaked)
+        leaked = Accountant.of(state.get("leaked", {}))
         if state.get("run") not in (self._run, self._goes_on):
             self._goes_on = state.get("run")
             self.ledger.leaked_before(leaked)
@@ -153,6 +172,12 @@ class Runtime:
                 layer.weights = layer.earlier = None
 
     # --- one layer call ---------------------------------------------------------------------------------------------
+    def model_called(self) -> None:
+        """A protected model begins a forward pass. Raises PrivacyBudgetError if that begins a step that may not be."""
+        if torch.is_grad_enabled() and not in_backward():
+            with self._lock:
+                self.ledger.budget.model_called()
+
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor, *, dtype: torch.dtype, keep: bool
     ) -> tuple[Tensor, Saved]:
