@@ -140,7 +140,7 @@ def test_it_says_what_is_left_of_the_budget(exact):
     found.record(Masked(layer="a", what="input", examples=4, groups=2, features=5, nats=0.0 if exact else 0.01))
     left = 0.5 if exact else 0.45
     assert found.summary()["leakage"]["budget"] == {"nats": 0.5, "left": pytest.approx(left)}
-    assert f"{'0.0' if exact else '10.0'}% of the budget of 0.5 nats used" in str(found)
+    assert f"{0 if exact else 10} % of the budget of 0.5 nats used" in str(found)
     assert ledger().summary()["leakage"]["budget"] is None
 
 

@@ -233,6 +233,27 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_been(tmp_path, full):
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_a_budget_stops_it_before_the_step_that_would_exceed_it_and_a_larger_one_goes_on(tmp_path):
+    """The budget comes from darknight.toml, as any setting may."""
+    (tmp_path / "darknight.toml").write_text(
+        '[train]\narithmetic = "real"\nnoise-std = 1000.0\nleakage-budget = 0.001\n'
+    )
+    stopped = darknight(*QUICK, "--inputs", "1", "--no-picture", "--no-clear", cwd=tmp_path)
+    assert stopped.returncode == 1
+    assert "darknight: error: one more step" in stopped.stderr
+    assert "what was reached is saved. Go on with: darknight train --resume" in stopped.stderr
+    (tmp_path / "darknight.toml").unlink()
+    again = darknight("train", "--resume", "--no-picture", cwd=tmp_path)  # the checkpoint knows it
+    assert again.returncode == 1
+    assert "0.001 of leakage_budget are used" in again.stderr
+    done = darknight("train", "--resume", "--leakage-budget", "1", "--no-picture", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    leakage = json.loads(done.stdout)["private"]["leakage"]
+    assert 0.001 < leakage["nats_per_example"] < 1
+    assert leakage["budget"] == {"nats": 1.0, "left": pytest.approx(1 - leakage["nats_per_example"])}
+    assert leakage["paper"]["theorem"] == 1
+
+
 def test_an_interrupt_while_it_starts_ends_with_130(tmp_path):
     """Ctrl-C while torch is being loaded: here the import of our own module stands for that."""
     script = (

@@ -22,7 +22,7 @@ def check_budget(budget: float | None, scheme: Scheme, *, one_operator: bool) ->
     if scheme.training and not scheme.mask_gradients:
         raise SchemeError(
             "a leakage_budget, and a scheme that sends gradients in the clear: for them there is no bound. Use "
-            "mask_gradients=True, or drop the budget."
+            "mask_gradients=True (not --arithmetic paper), or drop the budget."
         )
     if one_operator:
         raise SchemeError(

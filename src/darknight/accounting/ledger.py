@@ -173,8 +173,8 @@ class Ledger:
             ]
         if self.budget.limit is not None:
             lines.append(
-                f"{total.nats / self.budget.limit:.1%} of the budget of {self.budget.limit:.3g} nats used, "
-                f"{self.accountant.costliest_step / self.budget.limit:.1%} by the costliest step"
+                f"{100 * total.nats / self.budget.limit:.3g} % of the budget of {self.budget.limit:.3g} nats used, "
+                f"{100 * self.accountant.costliest_step / self.budget.limit:.3g} % by the costliest step"
             )
         return tuple(lines)
 

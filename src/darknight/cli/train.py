@@ -33,8 +33,9 @@ _KEPT = (
     *("model", "data", "test_share", "image_size", "epochs", "batch_size", "seed", "clear"),
     *("learning_rate", "optimizer", "momentum", "nesterov", "weight_decay", "schedule", "warmup_epochs"),
     *("step_epochs", "step_factor", "clip", "label_smoothing", "augment", "early_stop"),
-    *("inputs", "colluders", "spares", "arithmetic", "noise_std", "mixing", "integrity"),
+    *("inputs", "colluders", "spares", "arithmetic", "noise_std", "mixing", "integrity", "leakage_budget"),
 )
+_MAY_CHANGE = ("epochs", "leakage_budget")  # when it is said in so many words
 
 
 def train(
@@ -76,6 +77,9 @@ def train(
     noise_std: Annotated[float | None, option(_MASKING, "Of real arithmetic, in times the largest input.")] = None,
     mixing: Annotated[str | None, option(_MASKING, "systematic or dense.  [default: systematic]")] = None,
     integrity: Annotated[str | None, option(_MASKING, "freivalds, parity, both or off.  [default: freivalds]")] = None,
+    leakage_budget: Annotated[
+        float | None, option(_MASKING, "Nats about an example in every batch; stop before more.  [default: any]")
+    ] = None,
     fleet: Annotated[
         Path | None, option(_WORKERS, "Fleet file with the workers.  [default: start some on this machine]")
     ] = None,
@@ -142,6 +146,7 @@ def train(
             augment=flags["augment"],
             clear=flags["clear"],
             picture=picture,
+            leakage_budget=flags["leakage_budget"],
             hands=Hands(file=fleet, insecure_one_operator=insecure_one_operator, patience=patience),
             save_every=save_every,
             tensorboard=tensorboard,
@@ -195,7 +200,7 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 
 def _flags_of(checkpoint: Checkpoint, given: dict[str, Any], context: typer.Context, folder: Path) -> dict[str, Any]:
-    """The flags that the training was started with. One that is given and differs is refused, but for more epochs."""
+    """The flags that the training was started with. One that is given and differs is refused, but for _MAY_CHANGE."""
     then = checkpoint.extra.get("flags")
     if not isinstance(then, dict) or then.keys() != given.keys():
         raise UsageError(f"{folder} is not of `darknight train`, or of another version of it. Start anew elsewhere.")
@@ -203,7 +208,7 @@ def _flags_of(checkpoint: Checkpoint, given: dict[str, Any], context: typer.Cont
     for name, value in given.items():
         source = context.get_parameter_source(name)
         if (source is None or source.name != "DEFAULT") and value != then[name]:
-            if name != "epochs":
+            if name not in _MAY_CHANGE:
                 raise UsageError(
                     f"--{name.replace('_', '-')}: the training in {folder} was started with another value. Drop it, or "
                     "start anew with another --output."

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from darknight import __version__
+from darknight.accounting import check_budget
 from darknight.audit import best_linear_decoder, record_worker_view
 from darknight.cli.enclave import enclave_identity
 from darknight.cli.progress import Display
@@ -93,6 +94,7 @@ class Settings:
     clear: bool
     augment: bool = False
     hands: Hands
+    leakage_budget: float | None = None
     test_share: float | None = None
     image_size: int | None = None
     picture: bool = True
@@ -103,6 +105,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.save_every < math.inf:
             raise UsageError(f"--save-every {self.save_every:g}; needs seconds, 0 for every step.")
+        check_budget(self.leakage_budget, self.scheme, one_operator=self.hands.insecure_one_operator)
 
 
 def read_and_build(settings: Settings) -> tuple[Settings, Dataset, nn.Module]:
@@ -179,7 +182,8 @@ def _train(
         # Before the training in the clear: whoever waits for that should not learn afterwards that a worker is missing.
         with display.stage(settings.hands.stage(scheme)):
             fleet = stack.enter_context(settings.hands.open(scheme))
-            runtime = stack.enter_context(Runtime(scheme, fleet, seed=recipe.seed))
+            made = Runtime(scheme, fleet, seed=recipe.seed, leakage_budget=settings.leakage_budget)
+            runtime = stack.enter_context(made)
         clear = None
         if resume is not None:
             clear = resume.extra.get("clear")

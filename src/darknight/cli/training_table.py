@@ -35,7 +35,7 @@ def training_table(summary: dict[str, Any]) -> Table:
         table.add_row("PRIVACY: NONE", "[bold red]one operator may hold all shares, and then it can unmask the data[/]")
     row("accuracy, private", _accuracy_words(private, summary["examples"]["test"]))
     row("accuracy, clear", f"{clear['accuracy']:.3f}" if clear else "not trained (--no-clear)", section=True)
-    row("leakage", "\n".join([private["leakage"]["words"], *private["leakage"]["details"]]))
+    row("leakage", "\n- ".join([private["leakage"]["words"], *private["leakage"]["details"]]))
     if view := summary["view"]:
         words = f"a linear decoder on a worker's input shares: correlation {view['correlation']:z.2f} (1: a copy)"
         row("picture", words)
