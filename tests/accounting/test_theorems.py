@@ -26,6 +26,22 @@ def test_the_papers_table_prints_twice_its_theorem(row):
     assert row["printed"] == pytest.approx(2 * found)
 
 
+@pytest.mark.parametrize("row", VECTORS["theorem_1"], ids=lambda row: row["noise"])
+def test_the_papers_leakage_column_beside_ours(row, capsys):
+    """At the paper's own settings: what it prints, what its theorem says, what the systematic code leaks at most."""
+    std = math.sqrt(row["variance"])
+    mixings = real_systematic(row["inputs"], 1, 0, True).masking
+    ours = max(worst_coalition(mixing, bound=row["bound"], noise_std=std)[1] for mixing in mixings)
+    theorem = theorem_1(row["inputs"], row["bound"], row["ratio"], std)
+    with capsys.disabled():
+        print(
+            f"\n{row['noise']:<14} printed {row['printed']:.3g}, theorem {theorem:.3g}, ours {ours:.4g} nats a scalar"
+        )
+    assert ours == pytest.approx(row["ours"], rel=1e-6)
+    assert theorem == pytest.approx(20 * ours, rel=1e-6)
+    assert row["printed"] == pytest.approx(40 * ours, rel=1e-6)
+
+
 @pytest.mark.parametrize("case", VECTORS["theorem_2_counterexample"]["cases"], ids=["identity", "sum and difference"])
 def test_theorem_2_has_a_counterexample(case):
     """Noise of full rank with rows and columns of norm about 1 leaks nats where the theorem states 2e-8."""

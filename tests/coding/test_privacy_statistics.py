@@ -2,8 +2,9 @@
 
 Field: shares of strongly non-uniform data pass the tests of uniformity, alone and in coalitions of M. Real: no share,
 and no coalition, rules any candidate out with certainty; what remains is the Gaussian's envelope, which
-darknight.accounting bounds. Each test also finds the broken scheme that it is there for. Significance: 1e-6 for each
-statistic, see randomness/judges.py. Full counts: 10^7 samples; reduced: 3 * 10^5.
+darknight.accounting bounds. Each test also finds the broken scheme that it is there for: noise reused, a noise row
+missing, D = 0, a biased reduction, one worker too many. Significance: 1e-6 for each statistic, see
+randomness/judges.py. Full counts: 10^7 samples, for pairs of colluders 10^7 at the default prime; reduced: 3 * 10^5.
 """
 
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from darknight.coding import PRIME_25, PRIME_28, Real, field, real
+from darknight.coding.algebra import inverse
 from darknight.coding.dense import field_dense, real_dense
 from darknight.coding.systematic import field_systematic, real_systematic
 from darknight.kernels import combine
@@ -84,11 +86,35 @@ def test_the_shares_of_every_worker_are_uniform(prime, kind, side, data, samples
 
 @pytest.mark.parametrize("side", ["A", "B"])
 @pytest.mark.parametrize("prime", PRIMES.values(), ids=PRIMES)
-def test_the_shares_of_every_pair_are_uniform_together_for_two_colluders(prime, side, full):
+def test_the_shares_of_every_pair_are_uniform_together_for_two_colluders(prime, side, full, samples):
     mixing = getattr(field_systematic(2, 2, 1, prime, True), side)
-    shares = send(mixing, stripes(2, 3_000_000 if full else 60_000), prime, f"pairs/{prime}/{side}")
+    count = (samples if prime == PRIME_28 else 3_000_000) if full else 60_000
+    shares = send(mixing, stripes(2, count), prime, f"pairs/{prime}/{side}")
     for pair in combinations(range(mixing.workers), 2):
         judge_coalition(mixing, pair, shares, prime)
+
+
+def opened(mixing, coalition, shares, prime):
+    """What M workers get by solving for the noise, as if there were no data: (noise row, sample), R + N^-1 A1 x."""
+    solved = inverse([mixing.noise[j] for j in coalition], prime)
+    seen = [shares[j].long() for j in coalition]
+    return [sum(int(c) * share % prime for c, share in zip(row, seen, strict=True)) % prime for row in solved]
+
+
+def judge_opened(mixing, coalition, shares, prime):
+    rows = opened(mixing, coalition, shares, prime)
+    for row in rows:
+        uniform_integers(row, prime)
+    for left, right in combinations(rows, 2):
+        independent_pair(left, right, prime)
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_three_colluders_that_solve_for_the_noise_find_noise(side, full):
+    mixing = getattr(field_systematic(2, 3, 0, PRIME_28, True), side)
+    shares = send(mixing, stripes(2, 1_000_000 if full else 30_000), PRIME_28, f"triples/{side}")
+    for coalition in combinations(range(mixing.workers), 3):
+        judge_opened(mixing, coalition, shares, PRIME_28)
 
 
 @pytest.mark.parametrize("prime", PRIMES.values(), ids=PRIMES)
@@ -115,6 +141,19 @@ def test_two_maskings_of_the_same_data_are_independent(samples):
     first, second = (send(mixing, stripes(3, samples), PRIME_28, f"twice/{label}") for label in "ab")
     for worker in range(mixing.workers):
         independent_pair(first[worker], second[worker], PRIME_28)
+
+
+def modulo(stream, shape, prime):
+    """A word below a bound that is no multiple of the prime: a seventh of the residues come twice as often."""
+    return uniform_below(stream, shape, prime * 8 // 7) % prime
+
+
+def scaled(stream, shape, prime):
+    """A uniform float32 of 24 bits, times the prime: most residues are never reached."""
+    return (uniform_below(stream, shape, 1 << 24).double() * 2.0**-24 * prime).floor().to(torch.int64)
+
+
+REDUCTIONS = {"modulo": modulo, "float32 times p": scaled}
 
 
 class TestABrokenFieldSchemeIsRejected:
@@ -162,6 +201,15 @@ class TestABrokenFieldSchemeIsRejected:
                 judge_coalition(mixing, pair, shares, prime)
         uniform_integers(shares[0], prime)  # one worker alone still sees nothing
 
+    def test_one_of_three_noise_rows_missing_is_found_by_those_who_solve_for_it(self):
+        mixing = field_systematic(2, 3, 0, PRIME_28, True).A
+        noise = self.noise(PRIME_28, colluders=3)
+        noise[2] = 0
+        shares = send_with(mixing, stripes(2, self.samples), PRIME_28, noise)
+        for coalition in [(0, 1, 2), (1, 3, 4), (0, 2, 6)]:
+            with pytest.raises(RejectedError, match="bins"):
+                judge_opened(mixing, coalition, shares, PRIME_28)
+
     def test_two_workers_where_one_was_allowed(self):
         mixing = field_systematic(3, 1, 1, PRIME_28, True).A
         shares = send(mixing, stripes(3, self.samples), PRIME_28, "too many")
@@ -179,6 +227,18 @@ class TestABrokenFieldSchemeIsRejected:
             uniform_integers(other[carrier], prime)
         with pytest.raises(RejectedError, match="residues"):
             same_distribution(plain[carrier], other[carrier], prime)
+
+    @pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
+    @pytest.mark.parametrize("prime", PRIMES.values(), ids=PRIMES)
+    def test_a_biased_reduction(self, prime, reduce):
+        """Every worker sees it, whatever coefficient its noise has, and for black images too."""
+        shape = (1, 3, self.samples // 3)
+        noise = reduce(generator("statistics/reduction").fresh(), shape, prime).to(torch.int32)
+        mixing = field_systematic(3, 1, 1, prime, True).A
+        shares = send_with(mixing, black(3, self.samples), prime, noise)
+        for worker in range(mixing.workers):
+            with pytest.raises(RejectedError):
+                uniform_integers(shares[worker], prime)
 
     def test_noise_that_is_one_bit_short(self):
         mixing = field_systematic(3, 1, 1, PRIME_28, True).A
