@@ -1,7 +1,9 @@
 """Random changes to training images that keep their class: crops, flips, holes. Drawn inside the enclave.
 
 Guarantees: the result depends on the batch and the generator's state alone, bit by bit, whatever the number of threads;
-a batch of n images always takes the same draws from the generator, so a resumed training goes on as it would have.
+a batch of n images always takes the same draws from the generator, so a resumed training goes on as it would have
+(contract tests: tests/data/test_augment.py::test_the_generator_decides_and_threads_do_not,
+tests/data/test_augment.py::test_the_draws_do_not_depend_on_the_images).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Guarantees: a StillFile is opened anew for every read and closed again, and a file that was changed or replaced since
 it was first seen is an error, so two epochs see the same examples. Nothing is mapped into memory: a mapped file that
-somebody shortens ends the process, and an enclave would load it whole.
+somebody shortens ends the process, and an enclave would load it whole. Contract tests:
+tests/data/test_cifar.py::test_a_file_that_changes_during_training_is_noticed, tests/data/test_streaming.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ are made with. It calls nothing: the names are constants here, and "calling" one
 
 Guarantees: no code of the file's choice runs and nothing is imported, whatever the file holds. What the file needs in
 memory is bounded by its own size and by _MOST_STEPS objects; long texts, such as the pixels, are not even read, only
-their place is noted. Anything out of the ordinary is a DataError.
+their place is noted. Anything out of the ordinary is a DataError. Contract tests:
+tests/data/test_pickled.py::test_what_is_no_batch_is_refused_and_nothing_runs,
+tests/data/test_pickled.py::test_a_greedy_file_gets_little_memory.
 """
 
 from __future__ import annotations

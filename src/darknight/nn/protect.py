@@ -63,7 +63,7 @@ def protect_(
 
     Guarantees: state_dict keys, parameter objects, isinstance, hooks and flags stay as they are; a failing call leaves
         the model as it was; no product whose weight is not a parameter of the model is ever sent (contract tests:
-        tests/nn).
+        tests/nn/test_protect.py, tests/nn/test_failures.py, tests/nn/test_stays_home.py).
     Assumes: parameters hold no private data: workers see them.
     Leaks: which layers there are, their shapes and their weights.
     """

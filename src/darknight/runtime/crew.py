@@ -1,7 +1,7 @@
 """The workers as a layer call sees them: by seat of the scheme, with the weights they need, until they fail.
 
 Guarantees: no share leaves for a worker that may not have it (`fleet.Custody`); a worker that fails costs its answer
-    and nothing else.
+    and nothing else (contract tests: tests/runtime/test_faults.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ A transport adds keys of its own to a header (the ticket, the place in shared me
 
 Guarantees: what comes out of `unpack`, `message_from` and `reply_from` has every field, no other field, and each one of
 its type and range; anything else is BadFrame. Nothing here runs the sender's code or allocates by the sender's word:
-a header says what its tensor would be (`form_of`), and the reader decides before it makes room.
+a header says what its tensor would be (`form_of`), and the reader decides before it makes room. Contract tests:
+tests/wire/test_codec.py, tests/wire/test_fuzz.py.
 """
 
 from __future__ import annotations

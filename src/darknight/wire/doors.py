@@ -4,7 +4,7 @@ The two already talk over TLS. Inside TLS each one sends 16 random bytes to the 
 one and the worker replies the other.
 
 Guarantees: a process that is not one of the two gets no descriptor from the enclave and no hearing from the worker.
-    Strangers at the worker's door can neither block nor break the others.
+    Strangers at the worker's door can neither block nor break the others (contract tests: tests/wire/test_doors.py).
 Assumes: whoever can take the worker's place at its socket (the path is the worker's own, mode 0600; an abstract name
     belongs to whoever binds it first) and pass the words on between the two is the worker's user, who could read the
     worker's memory anyway.

@@ -1,7 +1,9 @@
 """Headers as bytes, and what their fields may be.
 
 Guarantees: `unpack` and the readers of fields give values of exactly the type and range that they name; anything else
-is BadFrame. A frame of HEADER_LIMIT bytes costs at most a few of its own sizes to refuse.
+is BadFrame. A frame of HEADER_LIMIT bytes costs at most a few of its own sizes to refuse. Contract tests:
+tests/wire/test_codec.py::test_a_field_of_another_type_or_range_is_refused,
+tests/wire/test_codec.py::test_a_header_is_refused_at_the_cost_of_a_header.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ message when it is ready for it, so a busy worker holds up the enclave's sending
 
 Guarantees: only holders of the allowed certificates get a session. A stream that is malformed, or breaks, ends alone. A
     session holds at most one message that it is reading and one answer that is being sent, besides what it keeps.
-    Streams that are no session, however many one certificate opens, keep no other certificate out.
+    Streams that are no session, however many one certificate opens, keep no other certificate out. Contract tests:
+    tests/wire/test_grpc.py, tests/wire/test_fuzz.py::test_a_worker_survives_every_stream.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ right; what it answers is altered on its way out, or the weights on their way in
 Guarantees: no program of ours makes such a seat unless the environment says DARKNIGHT_INSECURE_HOSTILE=1. Every lie is
     in the log ("lied": layer, call, pass, attack, and no value of a tensor) before the enclave hears it, and nothing
     that says the truth after all is called a lie. What the worker keeps, and memory that it shares, is never altered.
+    Contract tests: tests/wire/test_hostile.py.
 Assumes: that no data is real. Old answers and weights that a plan needs are kept beside the worker's memory limit.
 """
 

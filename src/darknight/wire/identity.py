@@ -5,7 +5,8 @@ anybody: an enclave knows each worker's certificate from the fleet file, and a w
 serves. A certificate is public; send it by any means, and compare fingerprints by another.
 
 Guarantees: a key file is created with mode 0600 before anything is in it, is never overwritten, and is refused when
-other accounts can read it. An Identity shows its key in no repr and no pickle.
+other accounts can read it. An Identity shows its key in no repr and no pickle. Contract tests:
+tests/wire/test_identity.py.
 """
 
 from __future__ import annotations

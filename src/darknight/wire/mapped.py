@@ -38,6 +38,8 @@ class Mapped:
 
     Guarantees: a tensor lies inside a segment whose size is sealed, so that no access to it can end in SIGBUS; one for
     writing is never in a segment of weights. Tensors stay valid after `close`, until the last of them is dropped.
+    Contract tests: tests/wire/test_shared_memory.py::test_a_place_that_is_not_inside_a_segment_is_refused,
+    tests/wire/test_shared_memory.py::test_an_answer_cannot_be_placed_over_weights_and_a_segment_must_arrive.
     Assumes: nothing of the enclave but that it does not change a share before the answer; its own results depend on it.
     """
 

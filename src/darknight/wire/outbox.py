@@ -1,7 +1,8 @@
 """What the enclave has for a worker and gRPC has not taken yet.
 
 Guarantees: a worker that answers what it cannot have read is found out, so that it cannot make the enclave keep what it
-    never fetches.
+    never fetches (contract test:
+    tests/wire/test_rogue_worker.py::test_a_worker_cannot_refuse_what_was_not_sent_and_keeps_none_of_it_alive).
 """
 
 from __future__ import annotations

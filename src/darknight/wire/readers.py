@@ -2,6 +2,7 @@
 
 Guarantees: the enclave's reader makes room only for tensors that a task of its own is waiting for, in the shapes that
 it fixed itself. The worker's reader makes room only after its session agreed. Any frame that is not due is BadFrame.
+Contract tests: tests/wire/test_fuzz.py::test_the_enclaves_reader, tests/wire/test_fuzz.py::test_the_workers_reader.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class RecordingSeat:
     """A seat that sends a copy of every message it reads and every reply it writes to a `Recording`.
 
     Guarantees: a reply, and the message it answers, are on their way to the recording before the enclave gets the
-    reply. If the recording is closed, the seat works on without it.
+    reply. If the recording is closed, the seat works on without it (contract tests: tests/wire/test_recording.py).
     """
 
     def __init__(self, seat: Seat, sock: socket.socket) -> None:

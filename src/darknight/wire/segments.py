@@ -47,7 +47,8 @@ def create(size: int, kind: Kind) -> tuple[int, Tensor]:
     """A new sealed segment: its descriptor and all its bytes, writable by the caller.
 
     Guarantees: nobody can change its size, so no access by the enclave ends in SIGBUS because a worker cut it off.
-    A segment of weights can be written through the returned tensor only, also by root.
+    A segment of weights can be written through the returned tensor only, also by root. Contract test:
+    tests/wire/test_shared_memory.py::test_a_worker_cannot_resize_a_segment_nor_write_weights_also_not_as_root.
     """
     try:
         descriptor = _memfd()
@@ -69,7 +70,8 @@ def open_segment(descriptor: int, size: int, kind: Kind) -> Tensor:
     """All bytes of a segment that somebody else made. The descriptor may be closed afterwards.
 
     Guarantees: it has as many bytes as it claims and keeps them, so that reading it cannot end in SIGBUS; if not,
-    it is refused.
+    it is refused (contract test:
+    tests/wire/test_shared_memory.py::test_a_packet_that_is_not_safe_is_refused_and_leaves_no_descriptor).
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)

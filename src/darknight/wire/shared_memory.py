@@ -5,7 +5,8 @@ answers of a worker are in segments that only this worker gets. Weights are the 
 once, into segments that all of them get and none of them can write.
 
 Guarantees: a worker sees its own shares, its own answers and the weights; no other worker's. What it writes, and when,
-    cannot crash the enclave, change another worker's tensors, or change a tensor that was taken: that is a copy.
+    cannot crash the enclave, change another worker's tensors, or change a tensor that was taken: that is a copy
+    (contract tests: tests/wire/test_shared_memory.py, tests/fleet/test_worker_memory.py).
 Assumes: workers run as users that cannot read each other's or the enclave's memory by other means (ptrace).
 Leaks: the number and sizes of segments, to the workers that get them; of weights, as much as the weights do anyway.
 """

@@ -4,7 +4,9 @@ gRPC has no setting for the least TLS version, and it reads its environment when
 the cipher suites named there, and TLS 1.3 always. The one suite that we name needs an RSA certificate; ours are ECDSA.
 So TLS 1.2 has nothing to agree on, and only TLS 1.3 is left.
 
-Guarantees: if TLS13_ONLY is true, a server made here speaks TLS 1.3 and nothing older; a worker does not start without.
+Guarantees: if TLS13_ONLY is true, a server made here speaks TLS 1.3 and nothing older; a worker does not start without
+(contract tests: tests/wire/test_grpc.py::test_only_tls_1_3_is_spoken,
+tests/wire/test_grpc.py::test_a_worker_does_not_start_where_tls_1_2_is_possible).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Budget:
 
     Guarantees: what was granted never sums up to more than `limit`. Every request that does not fit raises OpError,
     before anything was allocated, in words for the enclave's owner and the worker's operator. `make_room` is called
-    with the size of what was granted before it is allocated.
+    with the size of what was granted before it is allocated. Contract tests: tests/worker/test_budget.py.
     Assumes: that whoever asks tells the truth about sizes: the reader asks with the header's size and allocates that,
     and darknight.worker.estimate is an upper bound of what a computation takes (tests/worker/test_estimate.py).
     """

@@ -4,6 +4,7 @@ A log call names the event and gives its fields: ``_log.info("session opened", e
 
 Guarantees: one event is one line, whatever an enclave put into a name: strings with anything but plain printable
 characters are quoted and escaped. Fields are words and numbers; a tensor is refused, so that none gets in by mistake.
+Contract tests: tests/worker/test_logs.py.
 """
 
 from __future__ import annotations

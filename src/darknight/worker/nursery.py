@@ -11,7 +11,7 @@ on its standard input and reports on its standard output, a JSON object a line:
 
 Guarantees: no worker outlives whoever started this. When the standard input ends, or the process `parent` does, the
 workers are killed; when the nursery itself is killed, the kernel kills them. Ctrl-C is the parent's to handle: it
-reaches every process of a terminal, and is ignored here.
+reaches every process of a terminal, and is ignored here. Contract tests: tests/worker/test_nursery.py.
 """
 
 from __future__ import annotations

@@ -324,7 +324,8 @@ def _first_line(error: BaseException | None) -> str:
 def _prepare_own_ray() -> None:
     """Settings of a Ray of our own, which it reads from the environment as it is imported.
 
-    Guarantees: it listens on loopback alone, and only who has the token of this process takes part in it.
+    Guarantees: it listens on loopback alone, and only who has the token of this process takes part in it (contract
+    test: tests/worker/test_ray.py::test_ray_of_our_own_listens_on_loopback_only).
     """
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -31,7 +31,8 @@ class Sessions:
 
     Guarantees: what one enclave sends, keeps or asks for changes nothing for another but the time of at most one task
     a turn. Weights and shares are found by their own session only; the memory of a place is promised to it alone, so
-    filling one refuses nothing in another. One certificate cannot take the places of the others.
+    filling one refuses nothing in another. One certificate cannot take the places of the others. Contract tests:
+    tests/worker/test_session.py.
     """
 
     def __init__(

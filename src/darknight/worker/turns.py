@@ -13,6 +13,7 @@ class Turns:
     Guarantees: turns are given in the order in which they were asked for. A session asks for one turn at a time and
     ends it after one task, so whoever asks waits for at most one task of each other session, however many tasks those
     have queued. (A plain lock does not promise that: who releases it may take it again before a waiter wakes up.)
+    Contract tests: tests/worker/test_turns.py.
     """
 
     def __init__(self) -> None:
