@@ -102,8 +102,10 @@ class Budget:
 
     def _refuse(self, what: str, nats: float) -> None:
         """Raises if so much more would be too much."""
+        if self.limit is None:
+            return
         used = self._accountant.total.nats + sum(self._promised.values())
-        if self.limit is not None and used + nats > self.limit * _ROUNDING:
+        if used + nats > self.limit * _ROUNDING:
             raise PrivacyBudgetError(
                 f"{what} may show workers {nats:.3g} nats about an example that is in every batch, and {used:.3g} of "
                 f"the {self.limit:.3g} of leakage_budget are used. It was not sent. {_REMEDY}",

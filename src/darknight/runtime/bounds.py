@@ -2,6 +2,11 @@
 
 A bound is declared (`protect_(..., bounds=...)`), or else a power of two from the largest value seen so far. What
 exceeds it doubles it from that call on, which the ledger records, because the noise scale is visible in the shares.
+
+Guarantees: every call is compared with its bound before it is masked, and nothing is masked with noise for a smaller
+    one (contract tests: tests/runtime/test_real.py::test_a_declared_bound_holds_until_it_is_broken,
+    tests/runtime/test_real.py::test_strict_bounds_raise_before_anything_is_sent).
+Leaks: the bounds.
 """
 
 from __future__ import annotations
