@@ -35,9 +35,9 @@ class Budget:
     """Lets a masking happen or raises PrivacyBudgetError.
 
     A forward call that can be differentiated is let through only if its own gradient can be masked as well. A step is
-    let begin only if the costliest step so far would fit once more. A step begins when a model is called that can be
-    differentiated, or a layer without one, after a backward pass, or with nothing of an earlier step left to
-    differentiate; it ends with the last masking of its backward passes.
+    let begin only if the costliest step so far would fit once more. A step begins when a protected model, or a layer by
+    itself, is called with gradients enabled and a backward pass is over, or nothing is left to differentiate; it ends
+    with the last masking of its backward passes.
 
     Guarantees: the sum of what was let through never exceeds `limit`. What raises was not sent. A step that costs no
         more than the costliest before it is refused when it begins, or not at all; any other one in its forward passes,

@@ -7,6 +7,7 @@ alone          its products in the enclave, without workers
 scales, bounds what values are scaled by (Field), what scales the noise (Real)
 exchange       what goes over the fleet: calls, weights by version, answers, forgetting
 checking       which check a pass gets, and what the ledger hears of it
+autograd       whether a backward pass is under way
 layer          what is remembered of a layer from call to call, and of a call until its backward pass
 """
 

@@ -1,4 +1,4 @@
-"""What torch's autograd is doing."""
+"""Whether a backward pass is under way."""
 
 from __future__ import annotations
 
