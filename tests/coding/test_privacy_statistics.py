@@ -112,7 +112,7 @@ def judge_opened(mixing, coalition, shares, prime):
 @pytest.mark.parametrize("side", ["A", "B"])
 def test_three_colluders_that_solve_for_the_noise_find_noise(side, full):
     mixing = getattr(field_systematic(2, 3, 0, PRIME_28, True), side)
-    shares = send(mixing, stripes(2, 1_000_000 if full else 30_000), PRIME_28, f"triples/{side}")
+    shares = send(mixing, stripes(2, 300_000 if full else 30_000), PRIME_28, f"triples/{side}")
     for coalition in combinations(range(mixing.workers), 3):
         judge_opened(mixing, coalition, shares, PRIME_28)
 
