@@ -417,10 +417,17 @@ def test_ray_client_is_refused(engine: RayEngine, monkeypatch: pytest.MonkeyPatc
 
 # --- the program ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 0), pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.full)],
+    ("number", "code", "starved"),
+    [
+        pytest.param(signal.SIGTERM, 0, False, id="asked"),
+        pytest.param(signal.SIGTERM, 0, True, id="asked, Ray starved", marks=pytest.mark.full),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, False, id="killed", marks=pytest.mark.full),
+    ],
 )
-def test_a_worker_with_ray_serves_an_enclave_and_leaves_no_process(tmp_path: Path, number: int, code: int) -> None:
+def test_a_worker_with_ray_serves_an_enclave_and_leaves_no_process(
+    tmp_path: Path, number: int, code: int, starved: bool
+) -> None:
+    """starved: the head of Ray gets no time any more, as on a machine that is too busy, and cannot end the others."""
     mine = Identity.load_or_create(tmp_path / "enclave", ENCLAVE)
     command = [sys.executable, "-m", "darknight.worker", "--engine", "ray", "--listen", "127.0.0.1:0"]
     command += ["--memory-limit", "256MiB", "--state", str(tmp_path / "state"), "--operator", "acme"]
@@ -446,6 +453,9 @@ def test_a_worker_with_ray_serves_an_enclave_and_leaves_no_process(tmp_path: Pat
                 one_step(link)
             finally:
                 link.close()
+            if starved:
+                (head,) = [pid for pid in processes if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+                os.kill(head, signal.SIGSTOP)
             process.send_signal(number)
             assert process.wait(60) == code
             gone = 30.0 if code == 0 else 120.0  # after kill -9, agents of Ray look for their parent now and then

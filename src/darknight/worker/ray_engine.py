@@ -26,8 +26,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from darknight.errors import OpError, UsageError
 from darknight.ops import BilinearOp
 from darknight.types import Weights
 from darknight.worker.ray_actors import Array, Crew
+from darknight.worker.ray_processes import end_processes_of, no_longer_than
 
 _STARTS = 3  # of a Ray of our own; it allows 30 s for each
 _FAREWELL = 10.0  # seconds for a Ray of our own to end; then its processes are killed
@@ -137,7 +137,7 @@ class RayEngine:
     def close(self) -> None:
         with self._lock:
             self._weights.clear()
-        with _no_longer_than(_FAREWELL, self._folder):
+        with no_longer_than(_FAREWELL, self._folder):
             self._crew.close()
         self._leave()
 
@@ -262,45 +262,17 @@ class RayEngine:
                     raise
                 _log.warning("Ray did not start", extra={"fields": {"reason": _first_line(error)}})
                 self._ray.shutdown()
-                _end_processes_of(folder)
+                end_processes_of(folder)
         self._ray.init(**settings)
 
 
 def _leave(ray: Any, owned: bool, folder: str | None) -> None:
     if owned and ray.is_initialized():
-        with _own_signals(), _no_longer_than(_FAREWELL, folder):
+        with _own_signals(), no_longer_than(_FAREWELL, folder):
             ray.shutdown()
     if folder is not None:
+        end_processes_of(folder)  # Ray forgets its agents when the process dies that started them
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _no_longer_than(seconds: float, folder: str | None) -> Iterator[None]:
-    """On a busy machine Ray can take minutes to end itself. If it is ours, its processes are killed then."""
-    if folder is None:
-        yield
-        return
-
-    def end() -> None:
-        _log.warning("Ray does not end; its processes are killed", extra={"fields": {"seconds": seconds}})
-        _end_processes_of(folder)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _end_processes_of(folder: str) -> None:
-    """What Ray started, and does not know any more. The folder is ours alone, and stands in their command lines."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if folder.encode() in (entry / "cmdline").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _expect(op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> None:
