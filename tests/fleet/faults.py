@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from darknight.coding import PRIME_28
 from darknight.fleet import Fleet, Member
-from darknight.types import BackwardTask, ForwardTask, Refusal
+from darknight.types import BackwardTask, Forget, ForwardTask, Refusal
 from darknight.wire import LinkClosed, LinkError, in_process
 from darknight.worker import Executor, serve
 
@@ -31,6 +31,7 @@ class Plan:
     count: int = 0
     dead: bool = False
     seen: list = field(default_factory=list)  # every task that reached the worker
+    forgot: list = field(default_factory=list)  # every call that it was told to forget
     seats: list = field(default_factory=list)  # its end of every link
 
 
@@ -42,6 +43,8 @@ class FaultySeat:
         found = self._seat.read()
         if found is not None and isinstance(found[1], ForwardTask | BackwardTask):
             self._plan.seen.append(found[1])
+        if found is not None and isinstance(found[1], Forget):
+            self._plan.forgot += found[1].calls
         return found
 
     def write(self, ticket, reply):

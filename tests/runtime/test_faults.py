@@ -129,6 +129,17 @@ def test_a_standby_gets_the_lost_shares_and_the_enclave_does_nothing():
     assert [change.worker for change in ledger.reseated] == [None, "w4"]
 
 
+def test_only_who_holds_shares_is_told_to_forget_them():
+    """A standby that reads nothing would otherwise collect such messages in the enclave, step after step."""
+    plans = {0: Plan()}
+    disturbed(SCHEME, plans, standbys=1)
+    assert len(plans[0].forgot) >= 3 * (STEPS - 1)
+    assert not plans[4].forgot
+    plans = {0: Plan({8: "die"})}
+    disturbed(SCHEME, plans, standbys=1)
+    assert plans[4].forgot  # it took the seat
+
+
 def test_a_worker_that_hangs_is_asked_nothing_more_until_it_answers():
     plan, tasks = Plan({2: "hang"}), []
     with faulty_fleet("abcd", {0: plan}, patience=1.0) as fleet:

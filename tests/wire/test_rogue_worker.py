@@ -6,14 +6,16 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import suppress
 
 import pytest
 import torch
 
-from darknight.types import Expected, Pass
+from darknight.types import Expected, Forget, Pass
 from darknight.wire import LinkClosed, Misbehaved, Refused, codec, doors, grpc_link
 from darknight.wire.grpc_link import connect
 from darknight.wire.identity import ENCLAVE, Identity
+from darknight.wire.outbox import MOST_PARCELS
 from fleet.workers import eventually
 from wire.peers import ask, bench, task
 from wire.rogue import rogue_worker
@@ -71,6 +73,33 @@ def test_what_waits_to_be_sent_goes_when_the_link_is_closed(blind):
     assert all(share() is not None for share in alive)
     link.close()
     assert gone(alive)
+
+
+@pytest.mark.parametrize("calls", [1, 10_000])
+def test_a_worker_that_reads_nothing_is_not_written_to_for_ever(blind, calls):
+    """Not even with messages that want no answer: their number is limited, and their bytes."""
+    link, _ = blind
+    posted = 0
+    while link.failure is None and posted < 20_000:
+        with suppress(LinkClosed):
+            link.post(Forget(calls=tuple(range(posted * calls, (posted + 1) * calls))))
+            posted += 1
+    assert MOST_PARCELS <= posted < 20_000 if calls == 1 else posted < MOST_PARCELS
+    assert isinstance(link.failure, LinkClosed)
+    with pytest.raises(LinkClosed, match="reads nothing"):
+        link.ask(task(), Expected({Pass.FORWARD: (3,)}, torch.float32, None))
+    assert link._stream._outbox._queue.qsize() <= 1  # what waited is gone
+
+
+def test_who_reads_may_be_sent_more_than_that():
+    with bench() as made:
+        link = made.connect()
+        for call in range(4 * MOST_PARCELS):
+            link.post(Forget(calls=(call,)))
+            if call % 100 == 0:
+                assert ask(link, task(call)).result(30).call == call
+        assert link.failure is None
+        assert not link._stream._outbox.full
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), (700_000,), (1 << 19,)])

@@ -225,11 +225,10 @@ class Crew:
         calls, weights = _copied(self._forgotten), _copied(self._outdated)
         if not calls and not weights:
             return
-        for worker in range(self._fleet.workers):
-            with suppress(
-                WorkerError, FleetError
-            ):  # one that is gone remembers nothing, or begins with an empty memory
-                self._fleet.post(worker, Forget(calls=calls, weights=weights))
+        for worker, (epoch, _) in self._has.items():  # nobody gets a share without weights
+            if self._fleet.epoch(worker) == epoch:  # or else it began with an empty memory
+                with suppress(WorkerError, FleetError):  # one that is gone remembers nothing
+                    self._fleet.post(worker, Forget(calls=calls, weights=weights))
         for call in calls:
             self.custody.forget(call)
         for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):

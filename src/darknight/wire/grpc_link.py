@@ -149,7 +149,7 @@ class _Stream:
             codec.pack(header)
             if isinstance(message, Weights) and self._lending is not None:
                 header |= self._lending.lend_weights(message)
-        with self._lock:
+        with self._explaining(), self._lock:
             parcel = self._parcel(header, message.tensor if isinstance(message, Weights) else None)
             self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
@@ -166,7 +166,7 @@ class _Stream:
                     loan = self._lending.lend(task, question.expected)
                     question.collect = partial(self._lending.collect, loan, question.expected)
                     header |= loan.header()
-            with self._lock:
+            with self._explaining(), self._lock:
                 parcel = self._parcel(header, task.tensor)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
                 if self._lending is not None and loan is not None:
@@ -179,6 +179,8 @@ class _Stream:
     def _parcel(self, header: Header, tensor: Tensor | None) -> Parcel:
         if self.failure is not None:
             raise _again(self.failure)
+        if self._outbox.full:
+            raise LinkClosed("the worker reads nothing of what it is sent")
         ticket = self._tickets + 1
         header["ticket"] = ticket
         parcel = Parcel(ticket, codec.pack(header), None if "place" in header else tensor)
@@ -208,7 +210,7 @@ class _Stream:
     def _explaining(self) -> Iterator[None]:
         try:
             yield
-        except LinkError as error:  # of the shared memory
+        except LinkError as error:  # of the shared memory, or of what waits to be sent
             self._break_off(error)
             raise
         except BadFrame as error:

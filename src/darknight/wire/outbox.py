@@ -1,8 +1,9 @@
 """What the enclave has for a worker and gRPC has not taken yet.
 
 Guarantees: a worker that answers what it cannot have read is found out, so that it cannot make the enclave keep what it
-    never fetches (contract test:
-    tests/wire/test_rogue_worker.py::test_a_worker_cannot_refuse_what_was_not_sent_and_keeps_none_of_it_alive).
+    never fetches; nor can one that only ever gets messages without an answer, and reads none of them (contract test:
+    tests/wire/test_rogue_worker.py).
+Assumes: whoever sends tasks stops when their answers are late. So only messages are limited here, not their tensors.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from darknight.wire import codec
 from darknight.wire.readers import raw
+
+MOST_PARCELS = 1024  # that wait; a worker that reads has a few
+MOST_BYTES = 16 << 20  # of their headers
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +43,15 @@ class Outbox:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Parcel | None] = SimpleQueue()
         self.sent = 0
+        self._bytes_put = self._bytes_taken = 0  # by two threads, so each has a number of its own
+
+    @property
+    def full(self) -> bool:
+        """Nothing more may be put: the worker reads nothing."""
+        return self._queue.qsize() >= MOST_PARCELS or self._bytes_put - self._bytes_taken >= MOST_BYTES
 
     def put(self, parcel: Parcel) -> None:
+        self._bytes_put += len(parcel.header)
         self._queue.put(parcel)
 
     def end(self) -> None:
@@ -54,6 +65,7 @@ class Outbox:
         """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
         yield hello
         while (parcel := self._queue.get()) is not None:
+            self._bytes_taken += len(parcel.header)
             if parcel.claim():
                 yield from self._frames_of(parcel)
             del parcel  # while it waits for the next it keeps nothing alive
