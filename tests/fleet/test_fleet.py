@@ -10,7 +10,7 @@ import torch
 import darknight as dk
 from darknight.errors import FleetError, WorkerError
 from darknight.fleet import Fleet, Member
-from darknight.types import Expected, Forget, ForwardTask
+from darknight.types import Answer, Expected, Forget, ForwardTask
 from darknight.wire import LinkClosed, Misbehaved, in_process
 from fleet.threads import thread_fleet, thread_member
 
@@ -185,6 +185,29 @@ def test_a_fleet_that_is_closed_while_a_call_waits_ends_the_call():
     fleet.close()
     caller.join(10)
     assert "the fleet is closed" in str(found[0])
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+def test_one_worker_that_is_asked_alone_and_hangs_costs_a_multiple_of_the_task():
+    """A scheme with one input and one colluder never asks three, and must not wait for minutes each time."""
+    seats = []
+
+    def dial():
+        link, seat = in_process()
+        seats.append(seat)
+        return link
+
+    task = ForwardTask(layer="a", call=1, version=1, tensor=torch.zeros(1, 2), compute=False, keep=False)
+    nothing = Expected({}, torch.int32, None)
+    with Fleet([Member("alone", "a", dial)]) as fleet:
+        asked = fleet.ask(0, task, nothing)
+        ticket, _ = seats[0].read()
+        seats[0].write(ticket, Answer(layer="a", call=1, tensors={}, seconds=0.0))
+        assert fleet.gather({0: asked}, {0: nothing}, key="a").answers.keys() == {0}
+        begun = time.monotonic()
+        outcome = fleet.gather({0: fleet.ask(0, task, nothing)}, {0: nothing}, key="a")
+        assert "did not answer in time" in str(outcome.lost[0])
+        assert time.monotonic() - begun < 30  # 1 s; without a measurement a minute
 
 
 # --- quarantine -------------------------------------------------------------------------------------------------------

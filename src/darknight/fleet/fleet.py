@@ -163,7 +163,7 @@ class Fleet:
         waiting = {future: worker for worker, future in asked.items()}
         outcome, refused = Outcome(), set()
         while waiting:
-            due = self._deadlines.due(key, asked=len(asked), times=times) if within is None else within
+            due = self._deadlines.due(key, asked=asked, times=times) if within is None else within
             left = begun + due - time.monotonic()
             done, _ = wait(waiting, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
             if not done:
@@ -186,7 +186,7 @@ class Fleet:
                 except LinkError as error:
                     outcome.lost[worker] = self._lines[worker].failed(error)
         if 2 * len(answered) >= len(asked) and within is None:
-            self._deadlines.measured(key, answered)
+            self._deadlines.measured(key, answered, asked=asked)
         return Outcome(outcome.answers, outcome.lost, frozenset(refused), outcome.impossible)
 
     def late_after(self, key: Hashable) -> float:
