@@ -1,12 +1,10 @@
 """Training through worker processes of this machine: what is written, what is forgotten, what a lost worker costs."""
 
-import itertools
 import os
 import random
 import signal
 import statistics
 import time
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -125,19 +123,6 @@ def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed(
         )
 
 
-def test_a_worker_that_is_late_again_and_again_rests_longer(fleet):
-    line, rests = fleet._lines[0], []
-    for _ in range(4):
-        owed = Future()
-        line.late(owed)
-        assert not fleet.ready(0)
-        owed.set_result(None)
-        rests.append(line._ready_at - time.monotonic())
-        assert not fleet.ready(0)
-        assert eventually(lambda: fleet.ready(0), 5)
-    assert all(later > 1.5 * sooner for sooner, later in itertools.pairwise(rests))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("worker", [0, 4, 5], ids=["data worker", "carrier of s", "carrier of r"])
 def test_one_stopped_worker_costs_at_most_a_third(worker, capsys):
@@ -169,7 +154,7 @@ def test_one_stopped_worker_costs_at_most_a_third(worker, capsys):
                 ratios.append(median() / usual)
             finally:
                 os.kill(fleet.processes[worker], signal.SIGCONT)
-            assert eventually(lambda: fleet.ready(worker), 30)
+            assert eventually(lambda: fleet.ready(worker), 300)
     with capsys.disabled():
         print(f"\nworker {worker} stopped: {', '.join(f'{ratio:.2f}x' for ratio in ratios)} of the step time")
     assert min(ratios) <= 1.3

@@ -142,13 +142,13 @@ def test_only_who_holds_shares_is_told_to_forget_them():
 
 def test_a_worker_that_hangs_is_asked_nothing_more_until_it_answers():
     plan, tasks = Plan({2: "hang"}), []
-    with faulty_fleet("abcd", {0: plan}, patience=1.0) as fleet:
+    with faulty_fleet("abcd", {0: plan}, patience=5.0) as fleet:
 
         def between(step):
             tasks.append(len(plan.seen))
             if step == 1:
                 plan.woken.set()
-                assert eventually(lambda: fleet.ready(0))
+                assert eventually(lambda: fleet.ready(0), 60)
 
         weights, ledger = train(SCHEME, fleet, between=between)
     assert_undisturbed(weights, SCHEME)

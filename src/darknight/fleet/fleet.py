@@ -167,8 +167,9 @@ class Fleet:
             left = begun + due - time.monotonic()
             done, _ = wait(waiting, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
             if not done:
+                waited = time.monotonic() - begun
                 for future, worker in waiting.items():
-                    outcome.lost[worker] = self._lines[worker].late(future)
+                    outcome.lost[worker] = self._lines[worker].late(future, waited)
                 break
             times += [time.monotonic() - begun] * len(done)
             for future in done:
@@ -196,7 +197,7 @@ class Fleet:
     def owes(self, worker: int, future: Future[Answer]) -> None:
         """Another answer that a worker without an answer has not given: it gets nothing more before this one came."""
         if not future.done():
-            self._lines[worker].late(future)
+            self._lines[worker].late(future, 0.0)
 
     def _checked(self, worker: int, future: Future[Answer], expected: Expected) -> Answer:
         """The answer, if its values can be what was asked for. Its form the link has seen to."""

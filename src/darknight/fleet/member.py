@@ -17,8 +17,9 @@ from darknight.wire import Link, LinkClosed, LinkError, Misbehaved
 _log = logging.getLogger("darknight.fleet")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts to reach a worker again
-_PROVEN = 20  # answers after which a worker that came back counts as well again
-_FIRST_REST = 0.05  # seconds of rest for a worker that was late, doubled each time
+_PROVEN = 20  # answers after which a worker that came back is dialled as soon as any other
+_LEAST_REST, _LONGEST_REST = 0.1, 3600.0  # seconds of rest for a worker that was late
+_FAIR = 20.0  # times what a delay cost: the longest rest for it, and how long after that another one counts double
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,16 @@ class Line:
 
         ready      it may be given work
         silent     it missed a deadline: it gets nothing more until every answer that it owes has arrived; then it rests
-                   for a while, and begins afresh
+                   at least as long as the others waited for it, and begins afresh
         broken     the link is gone; it is dialled again from time to time
         expelled   it broke the protocol, or lied, and is not dialled again before it is readmitted
+
+    Guarantees: a worker that is late again and again, however it times that, costs others a twentieth of their time in
+        the long run, as long as one wait is less than three minutes (contract test: tests/fleet/test_member.py).
     """
 
-    def __init__(self, number: int, member: Member) -> None:
+    def __init__(self, number: int, member: Member, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.number = number
         self.member = member
         self.epoch = 0
@@ -56,14 +61,15 @@ class Line:
         self._over = False
         self._answers = 0  # since the link was opened
         self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
-        self._rest, self._ready_at = _FIRST_REST, 0.0
+        self._rest, self._fair = 0.0, 0.0  # seconds: of rest, and at most of it for what its delay cost
+        self._ready_at, self._forgiven_at = 0.0, 0.0
 
     # --- what can be asked of it ------------------------------------------------------------------------------------
     @property
     def ready(self) -> bool:
         link = self._link
         there = link is not None and link.failure is None and not self.expelled
-        return there and not self._owed and time.monotonic() >= self._ready_at
+        return there and not self._owed and self._clock() >= self._ready_at
 
     @property
     def broken(self) -> bool:
@@ -81,7 +87,7 @@ class Line:
         """Why it is not ready, in words."""
         if self.expelled:
             return self.expelled
-        if self._owed or time.monotonic() < self._ready_at:
+        if self._owed or self._clock() < self._ready_at:
             return "it did not answer in time"
         link = self._link
         return self._reason if link is None else quoted(link.failure) if link.failure is not None else ""
@@ -131,17 +137,21 @@ class Line:
             self.expect()
             self.dial(now=True)
 
-    def late(self, owed: Future[Answer]) -> WorkerError:
+    def late(self, owed: Future[Answer], waited: float) -> WorkerError:
         """It missed the deadline of `owed`. When all that it owes has come after all, it begins with an empty memory.
 
-        Each time that it is late it rests longer, so that a worker that is slow again and again delays nobody for long.
+        waited: seconds that this cost. So long it rests then; twice as long as the last time, if it was late not long
+        before. A worker that is slow again and again delays nobody for long, and one that was so once is soon back.
         """
         with self._lock:
             link = self._link
             if not self._owed:
-                self._rest = min(_LONGEST_PAUSE, 2 * self._rest)
+                rest = max(_LEAST_REST, waited, 2 * self._rest if self._clock() < self._forgiven_at else 0.0)
+                self._fair = min(_LONGEST_REST, max(_LONGEST_PAUSE, _FAIR * waited))
+                self._rest = min(rest, self._fair)
                 _log.warning("worker %d (%s) did not answer in time", self.number, self.member.name)
             self._owed += 1
+            self._begin_rest()  # from now, if its link breaks before it answers
 
         def answered(_: Future[Answer]) -> None:
             with suppress(LinkError):  # gone again, which the next task will find
@@ -150,22 +160,28 @@ class Line:
             with self._lock:
                 if self._link is link and self._owed:
                     self._owed -= 1
-                    self._ready_at = time.monotonic() + self._rest
                     self.epoch += 1
+                    if link is not None and link.failure is None:
+                        self._begin_rest()
 
         owed.add_done_callback(answered)
         return self.error("it did not answer in time")
 
+    def _begin_rest(self) -> None:
+        self._ready_at = self._clock() + self._rest
+        self._forgiven_at = self._ready_at + self._fair
+
     def expect(self) -> None:
-        """Somebody knows that it will be there in a moment: dial again soon."""
+        """Somebody knows that it will be there in a moment: dial again soon, and let it work at once."""
         self._pause, self._next_attempt = _FIRST_PAUSE, 0.0
+        self._ready_at = self._forgiven_at = 0.0
 
     def dial(self, *, now: bool = False) -> None:
         """Opens the link if it is broken and the time has come. Raises LinkError where that fails."""
         if not self._dialling.acquire(blocking=False):
             return
         try:
-            if self.broken and (now or time.monotonic() >= self._next_attempt):
+            if self.broken and (now or self._clock() >= self._next_attempt):
                 self._open()
         finally:
             self._dialling.release()
@@ -177,12 +193,12 @@ class Line:
             with suppress(LinkError):
                 self.dial()
 
-        if self.broken and time.monotonic() >= self._next_attempt and not self._dialling.locked():
+        if self.broken and self._clock() >= self._next_attempt and not self._dialling.locked():
             threading.Thread(target=attempt, name="darknight-dial", daemon=True).start()
 
     def _open(self) -> None:
         # Whatever comes of it, the next attempt is later than this one was: a link that breaks at once is no success.
-        self._next_attempt = time.monotonic() + self._pause
+        self._next_attempt = self._clock() + self._pause
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
         try:
             link = self.member.dial()
@@ -207,7 +223,7 @@ class Line:
             _log.warning("worker %d (%s) is back", self.number, self.member.name)
 
     def answered(self) -> None:
-        """It did what it was asked. After some of that, its past failures are forgotten."""
+        """It did what it was asked. After some of that, it does not count any more how often it had to be dialled."""
         self._answers += 1
         if self._answers == _PROVEN:
             self._pause = _FIRST_PAUSE
