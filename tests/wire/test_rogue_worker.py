@@ -6,23 +6,30 @@ import os
 import sys
 import threading
 import weakref
+from concurrent.futures import Future
 from contextlib import suppress
 
 import pytest
 import torch
 
 from darknight.types import Expected, Forget, Pass
-from darknight.wire import LinkClosed, Misbehaved, Refused, codec, doors, grpc_link
+from darknight.wire import LinkClosed, Misbehaved, Refused, codec, doors, grpc_link, handshake
 from darknight.wire.grpc_link import connect
 from darknight.wire.identity import ENCLAVE, Identity
 from darknight.wire.outbox import MOST_PARCELS
 from fleet.workers import eventually
-from wire.peers import ask, bench, task
+from wire.peers import ABOUT, ask, bench, task
 from wire.rogue import rogue_worker
 
 
 def refusal(ticket):
     return codec.pack({"kind": "refusal", "message": "no", "ticket": ticket})
+
+
+@pytest.fixture
+def plain_link():
+    with bench() as made:
+        yield made.connect()
 
 
 def gone(references):
@@ -120,6 +127,30 @@ def test_a_worker_may_answer_as_soon_as_it_has_the_last_frame(shape):
             with pytest.raises(Refused):
                 ask(link, task(call, torch.zeros(shape))).result(10)
         link.close()
+
+
+# --- a welcome that comes at a bad moment -----------------------------------------------------------------------------
+class Hasty(Future):
+    """Settled just after somebody asked whether it is."""
+
+    def done(self):
+        return False
+
+
+def test_a_link_that_is_closed_just_as_its_welcome_comes_is_closed_in_silence(plain_link):
+    stream = plain_link._stream
+    stream._welcome.__class__ = Hasty
+    plain_link.close()
+    assert isinstance(stream.failure, LinkClosed)
+    assert stream._welcome.exception() is None
+
+
+def test_a_welcome_that_comes_just_after_the_end_is_not_used(plain_link):
+    stream = plain_link._stream
+    stream._welcome = Future()
+    plain_link.close()
+    stream._take_welcome(handshake.welcome(ABOUT, None))
+    assert isinstance(stream._welcome.exception(), LinkClosed)
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -255,7 +255,8 @@ class _Stream:
             raise LinkClosed(str(error)) from None
         if isinstance(welcome, str):
             raise LinkClosed(f"the worker refused the link: {welcome}")
-        self._welcome.set_result(welcome)
+        with suppress(InvalidStateError):  # the link was closed meanwhile
+            self._welcome.set_result(welcome)
 
     def _resolve(self, ticket: int, reply: Reply | None) -> None:
         with self._lock:
@@ -289,7 +290,7 @@ class _Stream:
             left, self._open = list(self._open.values()), {}
         self._outbox.end()
         self._call.cancel()
-        if not self._welcome.done():
+        with suppress(InvalidStateError):  # the welcome had come, perhaps just now
             self._welcome.set_exception(failure)
         for question in left:
             if question.future.set_running_or_notify_cancel():
