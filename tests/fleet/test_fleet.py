@@ -10,9 +10,11 @@ import torch
 import darknight as dk
 from darknight.errors import FleetError, WorkerError
 from darknight.fleet import Fleet, Member
+from darknight.fleet.member import Line
 from darknight.types import Answer, Expected, Forget, ForwardTask
 from darknight.wire import LinkClosed, Misbehaved, in_process
 from fleet.threads import thread_fleet, thread_member
+from fleet.workers import eventually
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)
 
@@ -185,6 +187,49 @@ def test_a_fleet_that_is_closed_while_a_call_waits_ends_the_call():
     fleet.close()
     caller.join(10)
     assert "the fleet is closed" in str(found[0])
+
+
+# --- housekeeping -----------------------------------------------------------------------------------------------------
+class Untidy:
+    """A runtime that fails at first."""
+
+    def __init__(self):
+        self.asked = []
+
+    def tidy(self):
+        self.asked.append(threading.current_thread())
+        if len(self.asked) < 4:
+            raise RuntimeError("can't start new thread")
+
+
+def test_housekeeping_survives_what_fails_in_it_and_says_so_once(caplog):
+    owner = Untidy()
+    with thread_fleet(SCHEME) as fleet:
+        fleet.attach(owner)
+        assert eventually(lambda: len(owner.asked) >= 6)
+        fleet.detach(owner)
+    assert len(set(owner.asked)) == 1
+    assert caplog.text.count("housekeeping failed with RuntimeError") == 1
+    assert "can't start" not in caplog.text  # whatever an exception says stays here
+
+
+def test_a_worker_that_cannot_be_dialled_for_want_of_threads_is_dialled_later(monkeypatch):
+    owner, member, short = Untidy(), thread_member(1), [True, True]
+    owner.asked = [None] * 4
+    with Fleet([thread_member(0), member]) as fleet:
+        fleet.attach(owner)
+        dial = Line.dial_in_background
+
+        def none_left(line):
+            if line.number == 0 and short:
+                short.pop()
+                raise RuntimeError("can't start new thread")
+            dial(line)
+
+        monkeypatch.setattr(Line, "dial_in_background", none_left)
+        fleet._lines[1].close()
+        assert eventually(lambda: not short and fleet.ready(1))
+        assert len(owner.asked) > 4  # the owner was asked to tidy up all the while
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ Leaks: to each worker its own messages, their number, order and timing.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -28,6 +29,8 @@ from darknight.fleet.deadlines import Deadlines
 from darknight.fleet.member import Line, Member, quoted
 from darknight.types import Answer, Expected, Forget, Pass, Record, Task, Weights
 from darknight.wire import LinkError, Refused
+
+_log = logging.getLogger("darknight.fleet")
 
 _ROUNDS = 0.25  # seconds between looks at who is missing, and what can be forgotten
 
@@ -315,17 +318,30 @@ def _end(lines: Sequence[Line], over: threading.Event, on_close: Callable[[], ob
 
 def _keep_house(fleet: weakref.ref[Fleet], over: threading.Event) -> None:
     """Dials workers that are gone, and lets the owner tidy up, until the fleet is closed or dropped."""
+    trouble = ""
     while not over.wait(_ROUNDS):
-        current = fleet()
-        if current is None:
-            return
+        try:
+            if not _one_round(fleet):
+                return
+        except Exception as error:  # no thread to be had, say: the next round may do better, and must come
+            if trouble != (trouble := type(error).__name__):
+                _log.warning("a fleet's housekeeping failed with %s; it is tried again", trouble)
+
+
+def _one_round(fleet: weakref.ref[Fleet]) -> bool:
+    """Whether there is still a fleet to look after."""
+    current = fleet()
+    if current is None:
+        return False
+    try:
         for line in current._lines:
             line.dial_in_background()
+    finally:
         runtime = current._runtime
         owner = runtime() if runtime is not None else None
         if owner is not None:
             owner.tidy()
-        del current, owner
+    return True
 
 
 def _complaint(tensor: Tensor, expected: Expected) -> str:
