@@ -54,7 +54,7 @@ class EchoSession:
             self.read.append(message)
             if isinstance(message, (ForwardTask, BackwardTask, TooLarge)):
                 self.computing.set()
-                self.gate.wait(20)
+                self.gate.wait(60)
                 seat.write(ticket, self.reply(message))
         seat.close()
 

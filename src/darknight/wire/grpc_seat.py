@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -163,17 +164,7 @@ class WorkerServer:
                 yield handshake.refusal(found)
                 return
         hello, session = found
-        token = handshake.new_token() if self._keeper is not None and hello.door is not None else None
-        visit = None
-        if self._keeper is not None and hello.door is not None and token is not None:
-            visit = self._keeper.expect(hello.door, token)
-        seat = GrpcSeat(requests, session.admit, None if visit is None else lambda: self._mapped(visit, session))
-        with self._lock:
-            self._seats.add(seat)
-        thread = threading.Thread(
-            target=self._serve, args=(session, seat, visit, context), name="darknight-session", daemon=True
-        )
-        thread.start()
+        seat, token = self._begun(hello, session, requests, context)
         if not context.add_callback(seat.end):
             seat.end()  # it was over before it began
         yield handshake.welcome(self._about, token)
@@ -181,21 +172,46 @@ class WorkerServer:
         if seat.complaint:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, seat.complaint)
 
+    def _begun(
+        self, hello: handshake.Hello, session: Session, requests: Any, context: Any
+    ) -> tuple[GrpcSeat, bytes | None]:
+        """A thread serves the session, and closes it. Returns its seat, and what opens the door to shared memory."""
+        seat = visit = token = None
+        try:
+            if self._keeper is not None and hello.door is not None:
+                token = handshake.new_token()
+                visit = self._keeper.expect(hello.door, token)
+            mapped = None if visit is None else partial(self._mapped, visit, session)
+            seat = GrpcSeat(requests, session.admit, mapped)
+            with self._lock:
+                self._seats.add(seat)
+            arguments = session, seat, visit, context
+            threading.Thread(target=self._serve, args=arguments, name="darknight-session", daemon=True).start()
+        except BaseException:  # no thread to be had, say
+            self._leave(session, seat, visit)
+            raise
+        return seat, token
+
     def _serve(self, session: Session, seat: GrpcSeat, visit: Visit | None, context: Any) -> None:
         try:
             session.serve(seat)
         except Exception as error:  # one session's trouble is not the others'
             _log.error("a session ended with %s", type(error).__name__)
         finally:
-            seat.close()
-            if visit is not None:
-                visit.cancel()
-            session.close()
-            with self._lock:
-                self._seats.discard(seat)
-                self._lock.notify_all()
+            self._leave(session, seat, visit)
             if not self._stopping:  # else `stop` ends it
                 _cancel_after(_FAREWELL, context)  # an enclave that does not read would keep the stream for ever
+
+    def _leave(self, session: Session, seat: GrpcSeat | None, visit: Visit | None) -> None:
+        if seat is not None:
+            seat.close()
+        if visit is not None:
+            visit.cancel()
+        session.close()
+        with self._lock:
+            if seat is not None:
+                self._seats.discard(seat)
+            self._lock.notify_all()
 
     def _peer(self, context: Any) -> Peer:
         found = context.auth_context().get("x509_pem_cert", [])
