@@ -53,7 +53,7 @@ def steps(fleet, count=3):
 def test_training_gives_the_bits_of_the_enclave_alone(site):
     """Also the enclave that connects a second time finds its place free."""
     for _ in range(2):
-        with connect(fleet_file(site)) as fleet:
+        with connect(fleet_file(site), patience=60) as fleet:
             assert fleet.operators == OPERATORS
             assert fleet.names == tuple(worker.address for worker in site.workers)
             assert all(fleet.ready(worker) for worker in range(3))
@@ -129,13 +129,13 @@ def test_a_worker_that_comes_later_joins_and_if_it_dies_the_others_go_on(site):
     certificate = Identity.load_or_create(folder / "west", WORKER).certificate.decode()
     entry = f"[[worker]]\naddress = '127.0.0.1:{port}'\noperator = 'west'\ncertificate = '''{certificate}'''\n"
     path = fleet_file(site, entry, *(worker.entry for worker in site.workers[:2]))
-    with connect(path) as fleet:
+    with connect(path, patience=60) as fleet:
         assert [fleet.ready(worker) for worker in range(3)] == [False, True, True]
         assert "nothing listens there" in fleet.trouble(0)
         process = launch(folder, "west", listen=f"127.0.0.1:{port}")
         with ending(process):
             announced(process)
-            assert eventually(lambda: fleet.ready(0), 40)
+            assert eventually(lambda: fleet.ready(0), 120)
             assert torch.equal(steps(fleet), steps(None))
             process.send_signal(signal.SIGKILL)
             process.wait()

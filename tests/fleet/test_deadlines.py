@@ -90,13 +90,13 @@ def test_one_or_two_that_were_never_measured_get_a_minute():
 def test_one_or_two_alone_are_measured_by_themselves():
     """So that one that hangs costs a multiple of the task, also where a scheme never asks three."""
     deadlines = Deadlines()
-    deadlines.measured("a", [0.2], asked={2})
-    deadlines.measured("a", [0.2, 0.4], asked={0, 3})
-    assert deadlines.due("a", asked={2}, times=[]) == FACTOR * FACTOR * 0.2
+    deadlines.measured("a", [0.3], asked={2})
+    deadlines.measured("a", [0.3, 0.4], asked={0, 3})
+    assert deadlines.due("a", asked={2}, times=[]) == FACTOR * FACTOR * 0.3
     assert deadlines.due("a", asked={3, 0}, times=[]) == FACTOR * FACTOR * 0.4
     assert deadlines.due("a", asked={0, 3}, times=[0.2]) == LEAST
     deadlines.measured("a", [0.001], asked={2})
-    assert deadlines.due("a", asked={2}, times=[]) == LEAST
+    assert deadlines.due("a", asked={2}, times=[]) == FACTOR * LEAST
 
 
 def test_a_few_are_measured_only_if_all_have_answered():

@@ -252,7 +252,7 @@ def test_one_worker_that_is_asked_alone_and_hangs_costs_a_multiple_of_the_task()
         begun = time.monotonic()
         outcome = fleet.gather({0: fleet.ask(0, task, nothing)}, {0: nothing}, key="a")
         assert "did not answer in time" in str(outcome.lost[0])
-        assert time.monotonic() - begun < 30  # 1 s; without a measurement a minute
+        assert time.monotonic() - begun < 40  # 5 s; without a measurement a minute
 
 
 # --- quarantine -------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def fleet():
         patch.setenv("SOME_TOKEN", "very-secret")
         patch.setenv("DARKNIGHT_PASSWORD", "very-secret")
         patch.setenv("MKL_NUM_THREADS", "1")
-        fleet = local_fleet(SCHEME, workers=4, record=True)
+        fleet = local_fleet(SCHEME, workers=4, record=True, patience=60)
     with fleet:
         yield fleet
         pids = [*fleet.processes.values(), fleet._nursery.pid]
@@ -289,7 +289,7 @@ class Rows(torch.utils.data.Dataset):
 
 def run(ending):
     scheme = dk.Scheme(inputs=1, colluders=1)
-    fleet = dk.local_fleet(scheme)
+    fleet = dk.local_fleet(scheme, patience=60)
     runtime = dk.Runtime(scheme, fleet)
     layer = torch.nn.Linear(4, 3)
     dk.protect_(layer, runtime)
@@ -360,7 +360,7 @@ def test_nothing_is_left_however_the_process_ends(full):
         assert codes == {ending: wanted[ending] for ending in endings}
         left = [pid for words in started.values() for pid in words["workers"]]
         assert len(left) == 4 * len(endings)
-        assert eventually(lambda: not any(alive(pid) for pid in left), 10)
+        assert eventually(lambda: not any(alive(pid) for pid in left), 60)
         assert alive(started["fork"]["copy"])
         ours = ["darknight", *(str(pid) for words in started.values() for pid in (words["pid"], *words["workers"]))]
         assert not [name for name in set(os.listdir("/dev/shm")) - before if any(part in name for part in ours)]

@@ -34,7 +34,7 @@ def steps(model, count, before=lambda step: None):
 
 @pytest.fixture(scope="module")
 def fleet():
-    with dk.local_fleet(SCHEME, record=True) as fleet:
+    with dk.local_fleet(SCHEME, record=True, patience=60) as fleet:
         yield fleet
 
 
@@ -78,7 +78,7 @@ def test_a_worker_has_forgotten_the_shares_when_the_step_is_over(fleet):
         try:
             steps(model, 1)
             calls = {record.call for record in fleet.transcript(0) if record.kind == "forward.share"}
-            assert eventually(lambda: len(told) == 3, 5)
+            assert eventually(lambda: len(told) == 3)
         finally:
             del fleet.post
     assert set(told) <= calls

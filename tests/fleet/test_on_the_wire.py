@@ -223,7 +223,7 @@ def site(tmp_path_factory):
         patch.setattr(GrpcLink, "post", spy_post)
         patch.setattr(GrpcLink, "ask", spy_ask)
         for _ in range(TIMES):
-            with connect(folder / "fleet.toml") as fleet:
+            with connect(folder / "fleet.toml", patience=60) as fleet:
                 train(fleet, images)
                 assert all(fleet.ready(worker) for worker in range(len(OPERATORS))), (
                     "a worker failed, and its part was not recorded"

@@ -99,7 +99,7 @@ class Case:
 @pytest.fixture(scope="module")
 def cases():
     """Trains with a scheme, with or without noise, and looks around. Each training has images of its own."""
-    with local_fleet(SCHEMES["systematic"], record=True) as fleet:
+    with local_fleet(SCHEMES["systematic"], record=True, patience=60) as fleet:
         memories = {worker: _memory(fleet.processes[worker]) for worker in (0, 3)}
 
         @cache
@@ -268,7 +268,7 @@ def test_the_memory_of_a_worker_that_is_reached_over_tls(tmp_path, capsys):
         memory = _memory(worker.process.pid)
         entries = [worker.entry, *(_entry_of_nobody(operator) for operator in ("south", "east", "west"))]
         (tmp_path / "fleet.toml").write_text("\n".join(entries))
-        with connect(tmp_path / "fleet.toml") as fleet, pytest.MonkeyPatch.context() as patch:
+        with connect(tmp_path / "fleet.toml", patience=60) as fleet, pytest.MonkeyPatch.context() as patch:
             sent, ask = [], fleet.ask
 
             def spy(worker, task, expected):

