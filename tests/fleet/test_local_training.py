@@ -5,6 +5,7 @@ import random
 import signal
 import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,76 @@ def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed(
         print(
             f"\n{count} steps over shared memory, {len(pids) - 5} workers replaced, {lent - before} segments at the end"
         )
+
+
+# --- faults, and who ever held which share ----------------------------------------------------------------------------
+PATIENCE = 5.0
+FAULTS = {
+    "silent": "silent:after=2,count=1",
+    "silent at once": "silent:count=1",
+    "slow": f"slow:seconds={PATIENCE + 2},after=4,count=1",
+    "refuses": "refuse:after=1,every=2",
+    "refuses gradients": "refuse:passes=grad_weight,after=1",
+    "hangs up": "hang-up:after=3,count=1",
+    "breaks the protocol": "mislabelled:after=5,count=1",
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A fleet with a standby, and the file with the plan of worker 0, which it reads whenever a session begins."""
+    plan = tmp_path_factory.mktemp("faults") / "plan"
+    plan.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DARKNIGHT_INSECURE_HOSTILE", "1")
+        hostile = {0: f"@{plan}"}
+        with dk.local_fleet(SCHEME, workers=5, record=True, hostile=hostile, patience=PATIENCE) as fleet:
+            yield fleet, plan
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_processes_change_no_bit_and_bring_nobody_a_second_share(faulty, fault):
+    """While others are killed and started again. Every share that a worker received is in its transcript."""
+    fleet, plan = faulty
+    plan.write_text(FAULTS[fault])
+    fleet.expel(0, "it begins anew, with another plan")
+    fleet.readmit(0)
+    assert eventually(lambda: all(map(fleet.ready, range(5))), 120)
+    before = [len(fleet.transcript(worker)) for worker in range(5)]
+
+    def disturb(step):
+        if step == 1:
+            fleet.restart(1)
+        if step == 2:
+            os.kill(fleet.processes[2], signal.SIGKILL)
+
+    with dk.Runtime(SCHEME, fleet, seed=4) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        found = steps(model, 4, disturb)
+        dk.unprotect_(model)
+    fleet.restart(2)
+    with dk.Runtime(SCHEME, None, seed=4) as alone:
+        model = network()
+        dk.protect_(model, alone)
+        assert torch.equal(found, steps(model, 4))
+    assert not runtime.ledger.failed
+    assert fleet.names[0] in runtime.ledger.missed
+    seen = [fleet.transcript(worker)[start:] for worker, start in enumerate(before)]
+    assert max(map(len, held(seen, operators="abcde").values())) == 1
+    assert max(map(len, held(seen, operators="aacde").values())) == 2  # the control: two of them with one operator
+    assert seen[4]  # the standby had work to do
+
+
+def held(seen, operators):
+    """What each operator ever received: distinct shares of each masking, by call and direction."""
+    shares = defaultdict(set)
+    for operator, records in zip(operators, seen, strict=True):
+        for record in records:
+            if record.kind in ("forward.share", "backward.share"):
+                key = (operator, record.layer, record.call, record.kind)
+                shares[key].add(record.tensor.numpy().tobytes())
+    return shares
 
 
 @pytest.mark.full
