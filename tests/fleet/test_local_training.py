@@ -85,19 +85,33 @@ def test_a_worker_has_forgotten_the_shares_when_the_step_is_over(fleet):
     assert set(told) <= calls
 
 
-def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed(full, capsys):
+def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed_and_stopped(full, capsys):
     """The soak of test_soak.py, over shared memory."""
     count = 100 if full else 8
     chance = random.Random(3)
     mappings = "/proc/self/maps"
     before = Path(mappings).read_text().count("memfd:")
     with dk.local_fleet(SCHEME, workers=5) as fleet:
-        pids = set(fleet.processes.values())
+        pids, stopped, done = set(fleet.processes.values()), {}, []
+
+        def go_on():
+            for victim, pid in stopped.items():
+                if fleet.processes.get(victim) == pid:
+                    os.kill(pid, signal.SIGCONT)
+            stopped.clear()
 
         def disturb(step):
             if step % 3 == 1:
+                go_on()
                 victim = chance.choice(sorted(fleet.processes))
-                if chance.random() < 0.5 or step == 1:
+                done.append(
+                    chance.choice(["kill", "stop", "restart"]) if len(done) > 1 else ["kill", "stop"][len(done)]
+                )
+                if done[-1] == "stop":
+                    stopped[victim] = fleet.processes[victim]
+                    os.kill(stopped[victim], signal.SIGSTOP)
+                    return
+                if done[-1] == "kill":
                     os.kill(fleet.processes[victim], signal.SIGKILL)
                 fleet.restart(victim)
             pids.update(fleet.processes.values())
@@ -107,7 +121,8 @@ def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed(
             dk.protect_(model, runtime)
             found = steps(model, count, disturb)
             dk.unprotect_(model)
-        assert eventually(lambda: all(fleet.ready(worker) for worker in range(5)), 60)
+        go_on()
+        assert eventually(lambda: all(fleet.ready(worker) for worker in range(5)), 120)
         lent = Path(mappings).read_text().count("memfd:")
         pids.update(fleet.processes.values())
     assert eventually(lambda: not any(alive(pid) for pid in pids))
@@ -120,7 +135,8 @@ def test_weights_are_the_same_bits_and_nothing_is_left_while_workers_are_killed(
         assert torch.equal(found, steps(model, count))
     with capsys.disabled():
         print(
-            f"\n{count} steps over shared memory, {len(pids) - 5} workers replaced, {lent - before} segments at the end"
+            f"\n{count} steps over shared memory, {len(pids) - 5} workers replaced, {done.count('stop')} times one "
+            f"stopped, {lent - before} segments at the end"
         )
 
 
@@ -197,7 +213,8 @@ def held(seen, operators):
 @pytest.mark.full
 @pytest.mark.parametrize("worker", [0, 4, 5], ids=["data worker", "carrier of s", "carrier of r"])
 def test_one_stopped_worker_costs_at_most_a_third(worker, capsys):
-    """Of the step time, after the one deadline in which it is noticed. Best of three, on a machine with other work."""
+    """Of the step time, after the one deadline in which it is noticed. With and without it in turn, as other work of
+    the machine comes and goes; medians of all."""
     scheme = dk.Scheme(inputs=4, colluders=1)
     images, labels = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
     model = nn.Sequential(
@@ -212,20 +229,24 @@ def test_one_stopped_worker_costs_at_most_a_third(worker, capsys):
             nn.functional.cross_entropy(model(images), labels).backward()
             return time.perf_counter() - begun
 
-        def median():
-            return statistics.median(step() for _ in range(9))
-
-        median()
-        ratios = []
-        for _ in range(3):
-            usual = median()
+        usual, noticing, without = [], [], []
+        for _ in range(7):
+            step()  # it gets the weights
+            usual += [step() for _ in range(4)]
             os.kill(fleet.processes[worker], signal.SIGSTOP)
             try:
-                step()
-                ratios.append(median() / usual)
+                noticing.append(step())
+                assert not fleet.ready(worker)
+                without += [step() for _ in range(4)]
             finally:
                 os.kill(fleet.processes[worker], signal.SIGCONT)
-            assert eventually(lambda: fleet.ready(worker), 300)
+            fleet.expel(worker, "it begins anew, and does not rest")
+            fleet.readmit(worker)
+            assert eventually(lambda: all(map(fleet.ready, range(scheme.workers))), 120)
+    ratio = statistics.median(without) / statistics.median(usual)
     with capsys.disabled():
-        print(f"\nworker {worker} stopped: {', '.join(f'{ratio:.2f}x' for ratio in ratios)} of the step time")
-    assert min(ratios) <= 1.3
+        print(
+            f"\nworker {worker} stopped: {ratio:.2f}x of the step time of {statistics.median(usual):.3f} s; the step "
+            f"in which that is noticed takes {statistics.median(noticing):.2f} s, {max(noticing):.2f} s at most"
+        )
+    assert ratio <= 1.3
