@@ -2,7 +2,9 @@
 
 import logging
 import os
+import re
 import signal
+import urllib.request
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,7 @@ from darknight.fleet.remote import connect
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.wire.identity import CERTIFICATE_FILE, WORKER, Identity
+from darknight.worker.budget import OVERHEAD
 from fleet.workers import announced, ending, eventually, free_port, launch, real_workers
 
 SCHEME = Scheme(inputs=1, colluders=1)
@@ -23,11 +26,13 @@ OPERATORS = ("north", "south", "east")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Three workers; the last one offers shared memory."""
+    """Three workers; the first one tells how it is, and the last one offers shared memory."""
     folder = tmp_path_factory.mktemp("site")
     door = f"@darknight-test-{os.getpid()}"
-    with real_workers(folder, {"north": {}, "south": {}, "east": {"shared_memory": door}}) as workers:
-        yield SimpleNamespace(folder=folder, workers=workers)
+    metrics = f"127.0.0.1:{free_port()}"
+    flags = {"north": {"metrics": metrics}, "south": {}, "east": {"shared_memory": door}}
+    with real_workers(folder, flags) as workers:
+        yield SimpleNamespace(folder=folder, workers=workers, metrics=metrics)
 
 
 def fleet_file(site, *entries, name="fleet.toml"):
@@ -59,6 +64,30 @@ def test_training_gives_the_bits_of_the_enclave_alone(site):
             assert all(fleet.ready(worker) for worker in range(3))
             assert torch.equal(steps(fleet), steps(None))
     assert fleet.closed
+
+
+def held_bytes(site):
+    """What the first worker keeps, as it says itself."""
+    with urllib.request.urlopen(f"http://{site.metrics}/metrics", timeout=30) as answer:
+        (held,) = re.findall(r"^darknight_worker_held_bytes (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(held)
+
+
+def test_after_a_step_a_worker_holds_the_weights_alone_and_in_the_end_nothing(site):
+    wide, examples = nn.Linear(500, 3), torch.randn(64, 500)
+    share, weights, answer = examples.nbytes, wide.weight.nbytes, 4 * max(3 * 500, 64 * 3)
+    alone = weights + answer + 2 * OVERHEAD  # the latest answer counts until the next one
+    assert alone < share / 4
+    with connect(fleet_file(site), patience=60) as fleet, Runtime(SCHEME, fleet) as runtime:
+        protect_(wide, runtime)
+        for _ in range(3):
+            loss = wide(examples).square().mean()
+            assert held_bytes(site) >= share + weights  # the control: in the middle of a step it has its share
+            loss.backward()
+            del loss
+            assert eventually(lambda: weights <= held_bytes(site) <= alone)
+        runtime.close()
+        assert eventually(lambda: held_bytes(site) == 0)
 
 
 def test_a_fleet_that_is_too_small_says_so(site):

@@ -1,8 +1,11 @@
 """Several enclaves at one worker, over real connections: none of them can read, evict, refuse or delay another."""
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ import torch
 from darknight.ops import field
 from darknight.types import Forget, Pass
 from darknight.wire import LinkClosed, Refused
+from darknight.wire.shared_memory import Host
 from darknight.worker import session
 from darknight.worker.engine import LocalEngine
 from worker.stations import MIB, OP, PRIME, new_enclave, residues, running
@@ -50,8 +54,26 @@ def small(seed):
     return torch.randint(-500, 500, (7, 5), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
 
 
-def test_the_same_names_and_numbers_are_different_things_in_different_sessions(enclaves):
-    with running(*enclaves) as worker, worker.connect(enclaves[0]) as one, worker.connect(enclaves[1]) as two:
+@contextmanager
+def two_sessions(enclaves, door=None, **settings):
+    """Both enclaves at one worker; with `door` through shared memory, each with segments of its own."""
+    with ExitStack() as stack:
+        worker = stack.enter_context(running(*enclaves, shared_memory=door, **settings))
+        sessions = []
+        for enclave in enclaves:
+            shared = {"host": Host(), "shared_memory": door} if door is not None else {}
+            if door is not None:
+                stack.callback(shared["host"].close)
+            sessions.append(stack.enter_context(worker.connect(enclave, **shared)))
+        yield sessions
+
+
+BOTH_WAYS = pytest.mark.parametrize("door", [None, f"@darknight-test-{os.getpid()}"], ids=["stream", "shared memory"])
+
+
+@BOTH_WAYS
+def test_the_same_names_and_numbers_are_different_things_in_different_sessions(enclaves, door):
+    with two_sessions(enclaves, door) as (one, two):
         shares = residues(3, 5, seed=1), residues(3, 5, seed=2)
         deltas = residues(3, 7, seed=3), residues(3, 7, seed=4)
         for enclave, seed in ((one, 1), (two, 2)):
@@ -70,6 +92,31 @@ def test_the_same_names_and_numbers_are_different_things_in_different_sessions(e
             assert torch.equal(
                 answer.tensors[Pass.GRAD_WEIGHT], field.grad_weight(OP, shares[0], deltas[0], (7, 5), PRIME)
             )
+
+
+def test_a_place_in_the_memory_of_another_enclave_is_no_place(enclaves):
+    """Both come through one door. A segment is looked up in its own session, whatever its number."""
+    with two_sessions(enclaves, f"@darknight-test-{os.getpid()}") as (one, two):
+        own = one.link._stream._lending._memory
+        own._host._numbers = 40
+        one.weights(small(1))
+        share, delta = residues(3, 5, seed=1), residues(3, 7, seed=3)
+        one.forward(share, 7).result(TIME)
+        places = {number for arena in (own._arena, own._host._arena) for number in arena._segments}
+        assert min(places) > 40
+        two.weights(small(2))
+        two.forward(residues(3, 5, seed=2), 7).result(TIME)
+        lend = two.link._stream._lending.lend
+
+        def elsewhere(task, expected):
+            loan = lend(task, expected)
+            return replace(loan, share=replace(loan.share, segment=max(places)))
+
+        two.link._stream._lending.lend = elsewhere
+        with pytest.raises(LinkClosed, match="did not understand"):
+            two.forward(residues(3, 5, seed=2), 7, call=2).result(TIME)
+        answer = one.grad_weight(delta, (3, 5)).result(TIME)  # it has lost nothing
+        assert torch.equal(answer.tensors[Pass.GRAD_WEIGHT], field.grad_weight(OP, share, delta, (7, 5), PRIME))
 
 
 def fill(enclave, share):
