@@ -6,9 +6,11 @@ hundred conversations also go over a real connection.
 """
 
 import json
+import os
 import random
 import tracemalloc
 from collections import Counter
+from itertools import islice
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from darknight.wire.grpc_link import connect
 from darknight.wire.identity import ENCLAVE, Identity
 from darknight.wire.link import LinkError
 from darknight.wire.readers import MessageReader, Question, ReplyReader
+from darknight.wire.seat import GrpcSeat
 from darknight.wire.tls import grpc
 from wire.peers import EchoSession, ask, backward, bench, expected, task, weights
 from wire.rogue import raw_stream, rogue_worker
@@ -91,6 +94,7 @@ def at(place, form):
 
 
 def frames_of_replies(rng, questions):
+    """Tensors follow in chunks, but for answers that are collected from shared memory."""
     frames = []
     order = list(questions)
     rng.shuffle(order)
@@ -102,7 +106,7 @@ def frames_of_replies(rng, questions):
         if rng.random() < 0.2:
             reply, tensors = Refusal(message="no room"), {}
         frames.append(codec.pack({**codec.reply_header(reply), "ticket": ticket}))
-        for tensor in tensors.values():
+        for tensor in tensors.values() if question.collect is None else ():
             frames += data_of(tensor)
     return frames
 
@@ -232,6 +236,18 @@ def test_the_workers_reader(full):
 
 
 # --- the enclave's reader -------------------------------------------------------------------------------------------
+class Shelf:
+    """Answers in shared memory: what a question collects, and how often."""
+
+    def __init__(self, expected):
+        self.expected = expected
+        self.collected = 0
+
+    def __call__(self):
+        self.collected += 1
+        return {kind: torch.ones(shape, dtype=self.expected.dtype) for kind, shape in self.expected.shapes.items()}
+
+
 def read_replies(frames, questions):
     store, outcomes = Store(), []
     waiting = dict(questions)
@@ -249,6 +265,8 @@ def read_replies(frames, questions):
             continue
         ticket, reply = found
         question = waiting.pop(ticket)  # once
+        if question.collect is not None:
+            assert question.collect.collected == isinstance(reply, Answer)
         outcomes.append(type(reply).__name__)
         if isinstance(reply, Answer):
             assert (reply.layer, reply.call) == (question.layer, question.call)
@@ -256,29 +274,35 @@ def read_replies(frames, questions):
             assert all(tensor.dtype == question.expected.dtype for tensor in reply.tensors.values())
         else:
             assert question.future.cancelled() or isinstance(reply, Refusal)
+    assert all(question.collect is None or question.collect.collected <= 1 for question in questions.values())
+    if all(question.collect is not None for question in questions.values()):
+        assert store.bytes == 0  # nothing of a worker's choosing is ever made room for
     return outcomes
 
 
-def questions_of(rng):
+def questions_of(rng, *, placed=False):
     tasks = [message for message in messages(rng) if isinstance(message, ForwardTask | BackwardTask)]
     questions = {}
     for message in tasks:
         questions[rng.randrange(1, 50)] = question = Question(message.layer, message.call, expected(message))
         if rng.random() < 0.1:
             question.future.cancel()
+        if placed:
+            question.collect = Shelf(question.expected)
     return questions
 
 
-def test_the_enclaves_reader(full):
+@pytest.mark.parametrize("placed", [False, True], ids=["stream", "shared memory"])
+def test_the_enclaves_reader(full, placed):
     rng = random.Random(2)
     seen = Counter()
     for _ in range(50):  # the control
-        questions = questions_of(rng)
+        questions = questions_of(rng, placed=placed)
         seen.update(read_replies(frames_of_replies(rng, questions), questions))
     assert "refused" not in seen
     tracemalloc.start()
     for _ in range(10_000 if full else 300):
-        questions = questions_of(rng)
+        questions = questions_of(rng, placed=placed)
         seen.update(read_replies(mutated(rng, frames_of_replies(rng, questions)), questions))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -311,9 +335,9 @@ def test_a_worker_survives_every_stream(full):
                     ends["ended"] += 1
                 except grpc.RpcError as error:
                     ends[error.code().name] += 1
-        assert ask(honest, task()).result(5).call == 1
+        assert ask(honest, task()).result(30).call == 1
         for session in made.sessions[1:]:
-            assert session.closed.wait(5)
+            assert session.closed.wait(30)
     assert ends["INVALID_ARGUMENT"] > 0
     assert ends.keys() <= {"ended", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "CANCELLED"}, ends
 
@@ -334,8 +358,32 @@ def test_an_enclave_survives_every_worker(full):
         for _ in range(200 if full else 30):
             link = connect(address, certificate=certificate, identity=enclave)
             for future in [ask(link, message) for message in tasks]:
-                error = future.exception(5)  # an end, in time
+                error = future.exception(30)  # an end, in time
                 assert error is None or isinstance(error, LinkError)
+                ends[type(error).__name__] += 1
+            link.close()
+    assert ends["Misbehaved"] > 0
+    assert ends["NoneType"] > 0
+
+
+def test_an_enclave_survives_every_worker_of_its_machine(full, monkeypatch):
+    """Answers are in shared memory; what comes over the stream only says that they are there."""
+    rng, frames, ends = random.Random(5), GrpcSeat.frames, Counter()
+    tasks = [task(1), backward(2), task(3, torch.ones(300))]
+
+    def babbling(seat):
+        yield from mutated(rng, list(islice(frames(seat), len(tasks))))  # when all were asked
+
+    monkeypatch.setattr(GrpcSeat, "frames", babbling)
+    with bench(shared_memory=f"@darknight-test-{os.getpid()}") as made:
+        for _ in range(200 if full else 30):
+            link = made.connect()
+            for message, future in [(message, ask(link, message)) for message in tasks]:
+                error = future.exception(30)  # an end, in time
+                assert error is None or isinstance(error, LinkError)
+                if error is None:
+                    found = {kind: tuple(tensor.shape) for kind, tensor in future.result().tensors.items()}
+                    assert found == expected(message).shapes
                 ends[type(error).__name__] += 1
             link.close()
     assert ends["Misbehaved"] > 0

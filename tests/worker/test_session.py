@@ -129,20 +129,20 @@ def fill(enclave, share):
     raise AssertionError("nothing was ever refused")
 
 
-def test_an_enclave_that_fills_its_memory_is_refused_and_takes_nothing_from_another(enclaves):
+@BOTH_WAYS
+def test_an_enclave_that_fills_its_memory_is_refused_and_takes_nothing_from_another(enclaves, door):
     big = residues(MIB // 20 + 1, 5)  # 1 MiB
-    with running(*enclaves, limit=48 * MIB) as worker, worker.connect(enclaves[0]) as one:
+    with two_sessions(enclaves, door, limit=48 * MIB) as (one, two):
         one.weights(small(1))
         kept, words = fill(one, big)
         assert 16 <= kept <= 24  # half of the limit is this enclave's
         assert "needs 1.0 MiB" in words
         assert "of this enclave's 24.0 MiB are free" in words
         assert "--memory-limit" in words
-        with worker.connect(enclaves[1]) as two:
-            two.weights(small(2))
-            answer = two.forward(residues(3, 5), 7).result(TIME)
-            assert torch.equal(answer.tensors[Pass.FORWARD], field.forward(OP, residues(3, 5), small(2), PRIME))
-            assert fill(two, big)[0] == kept
+        two.weights(small(2))
+        answer = two.forward(residues(3, 5), 7).result(TIME)
+        assert torch.equal(answer.tensors[Pass.FORWARD], field.forward(OP, residues(3, 5), small(2), PRIME))
+        assert fill(two, big)[0] == kept
         one.link.post(Forget(calls=(1, 2)))
         one.forward(big, 7, call=2000, compute=False).result(TIME)
 
