@@ -471,11 +471,43 @@ def test_a_free_segment_goes_back_and_the_worker_is_told(ends, monkeypatch):
     memory.free(memory.put(torch.zeros(1)))
     with pytest.raises(OpError, match="given this part"):
         read(view, block, large)
-    assert torch.equal(seen, large)  # what is being used stays
+    assert not seen.any()  # who still looks is not harmed, and finds nothing
     del seen
     gc.collect()
     assert len(segments_of()) == len(ours) - 1
     assert read(view, keep, torch.zeros(1)).tolist() == [0]
+
+
+def pages(descriptor):
+    """Bytes of memory that a segment has, whoever maps it."""
+    return 512 * os.fstat(descriptor).st_blocks
+
+
+@pytest.mark.parametrize("ending", ["idle", "closed"])
+@pytest.mark.parametrize("kind", [Kind.PRIVATE, Kind.WEIGHTS])
+def test_a_worker_that_keeps_a_segment_keeps_no_memory_of_the_enclave_with_it(ending, kind):
+    """But for weights: the seal that forbids workers to write them forbids this as well (SECURITY.md)."""
+    now = [0.0]
+    area = Arena(kind, iter(range(1, 9)).__next__, lambda: now[0])
+    segment, block = area.take(3 << 20)
+    kept = os.dup(segment._descriptor)  # a worker's
+    try:
+        arena.write(segment, block, torch.ones(3 << 18))
+        mapped = segments.open_segment(kept, segment.free.size, kind)
+        assert pages(kept) >= 3 << 20
+        if ending == "idle":
+            other = area.take(arena.SEGMENT)[1]
+            area.give(block)
+            now[0] += arena.IDLE
+            assert area.give(other) == [segment]
+        area.close()
+        if kind is Kind.WEIGHTS:
+            assert pages(kept) >= 3 << 20
+        else:
+            assert pages(kept) == 0
+            assert not mapped.any()
+    finally:
+        os.close(kept)
 
 
 def test_a_block_of_another_link_cannot_be_taken_or_freed():

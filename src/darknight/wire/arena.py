@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from darknight.wire.link import LinkClosed
-from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, view
+from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, empty_out, view
 
 IDLE = 30.0  # seconds after which a segment that is wholly free is given back: the next step needs it again, warm
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -64,6 +64,11 @@ class Segment:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+    def give_back(self) -> None:
+        """It is not needed any more. A worker may keep its mapping, but no memory of the enclave with it."""
+        self.drop_descriptor()
+        empty_out(self.content)
 
 
 class Arena:
@@ -114,12 +119,12 @@ class Arena:
         stale = [s for s in self._segments.values() if s.free.whole and self._clock() - s.used >= IDLE]
         for gone in stale:
             del self._segments[gone.number]
-            gone.drop_descriptor()
+            gone.give_back()
         return stale
 
     def close(self) -> None:
         for segment in self._segments.values():
-            segment.drop_descriptor()
+            segment.give_back()
         self._segments.clear()
 
 

@@ -8,6 +8,7 @@ bytes.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -26,6 +27,7 @@ PAGE = mmap.PAGESIZE
 
 SEAL_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE: no new writable mapping, no write(); mappings that exist go on
 _NOEXEC_SEAL = 0x08  # MFD_NOEXEC_SEAL: Linux 6.3; hardened systems insist on it, older ones do not know it
+_MADV_REMOVE = 9
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 NOTE = struct.Struct("<BIQ")  # kind, number, bytes
@@ -88,6 +90,14 @@ def open_segment(descriptor: int, size: int, kind: Kind) -> Tensor:
     if true_size != size:
         raise Unmappable(f"it has {true_size} bytes and was announced with {size}")
     return _map_readable(descriptor, size) if kind is Kind.WEIGHTS else _map_writable(descriptor, size)
+
+
+def empty_out(content: Tensor) -> None:
+    """The pages of a segment go back to the system at once, also if somebody still maps it: whoever looks finds zeros.
+
+    Does nothing to a segment of weights: the seal that keeps workers from writing forbids this too.
+    """
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(content.data_ptr()), ctypes.c_size_t(content.nbytes), _MADV_REMOVE)
 
 
 def view(content: Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
