@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -296,7 +296,9 @@ def run(ending):
     x = torch.ones(4, 4)
     layer(x).sum().backward()
     copy = forked(fleet, layer, x) if ending == "fork" else None
-    say(ending=ending, pid=os.getpid(), workers=[*fleet.processes.values(), fleet._nursery.pid], copy=copy)
+    workers = [*fleet.processes.values(), fleet._nursery.pid]
+    segments = [line.split()[4] for line in open("/proc/self/maps") if "memfd:darknight" in line]
+    say(ending=ending, pid=os.getpid(), workers=workers, copy=copy, segments=segments)
     if ending == "exception":
         sys.stderr = open(os.devnull, "w")
         raise RuntimeError("on purpose")
@@ -339,9 +341,25 @@ while running:
 SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM, "kill": signal.SIGKILL, "fork": signal.SIGKILL}
 
 
+def every_process():
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def segments_held_by(pids):
+    """Shared memory that these processes map or have open: the numbers of its files, as it has no names."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):  # it is gone, or somebody else's
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found.update(line.split()[4] for line in maps.splitlines() if "memfd:darknight" in line)
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                if "memfd:darknight" in os.readlink(link):
+                    found.add(str(link.stat().st_ino))
+    return found
+
+
 def test_nothing_is_left_however_the_process_ends(full):
     endings = ["end", "interrupt", "fork", *(["exception", "terminate", "kill"] if full else [])]
-    before = set(os.listdir("/dev/shm"))
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, *endings], stdout=subprocess.PIPE, text=True)
     started, codes = {}, {}
     try:
@@ -355,6 +373,7 @@ def test_nothing_is_left_however_the_process_ends(full):
             started[words["ending"]] = words
             if number := SIGNALS.get(words["ending"]):
                 assert all(alive(pid) for pid in words["workers"])
+                assert set(words["segments"]) <= segments_held_by(every_process())  # the control
                 os.kill(words["pid"], number)
         wanted = {"end": 0, "exception": 1, **{ending: -number for ending, number in SIGNALS.items()}}
         assert codes == {ending: wanted[ending] for ending in endings}
@@ -362,8 +381,10 @@ def test_nothing_is_left_however_the_process_ends(full):
         assert len(left) == 4 * len(endings)
         assert eventually(lambda: not any(alive(pid) for pid in left), 60)
         assert alive(started["fork"]["copy"])
-        ours = ["darknight", *(str(pid) for words in started.values() for pid in (words["pid"], *words["workers"]))]
-        assert not [name for name in set(os.listdir("/dev/shm")) - before if any(part in name for part in ours)]
+        os.kill(started["fork"]["copy"], signal.SIGKILL)  # what it has, it has as a copy of its parent
+        segments = {segment for words in started.values() for segment in words["segments"]}
+        assert len(segments) >= 4 * len(endings)  # one for each worker, and the weights
+        assert eventually(lambda: not segments & segments_held_by(every_process()), 60)
     finally:
         process.kill()
         process.wait()
