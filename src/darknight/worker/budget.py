@@ -21,7 +21,7 @@ class Budget:
     before anything was allocated, in words for the enclave's owner and the worker's operator. `make_room` is called
     with the size of what was granted before it is allocated. Contract tests: tests/worker/test_budget.py.
     Assumes: that whoever asks tells the truth about sizes: the reader asks with the header's size and allocates that,
-    and darknight.worker.estimate is an upper bound of what a computation takes (tests/worker/test_estimate.py).
+    and darknight.ops.estimate is an upper bound of what a computation takes (tests/ops/test_estimate.py).
     """
 
     def __init__(self, limit: int | None = None, make_room: Callable[[int], None] | None = None) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.ops import BilinearOp, either, from_spec
+from darknight.ops.estimate import Reach, task_bytes
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Pass, TooLarge, Weights
 from darknight.worker.budget import Budget
 from darknight.worker.engine import Engine, LocalEngine
-from darknight.worker.estimate import Reach, task_bytes
 
 _ANSWER = "answer"
 

@@ -5,11 +5,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from darknight.errors import OpError
-from darknight.ops import REGISTRY, Conv, ConvTranspose, Linear, field
+from darknight.ops import REGISTRY, Conv, ConvTranspose, Linear, estimate, field
+from darknight.ops.estimate import Reach, task_bytes
 from darknight.types import BackwardTask, ForwardTask, Pass, Weights
-from darknight.worker import Executor, estimate
+from darknight.worker import Executor
 from darknight.worker.budget import Budget
-from darknight.worker.estimate import Reach, task_bytes
 
 PRIME = 2**28 - 57
 

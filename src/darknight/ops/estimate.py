@@ -1,8 +1,9 @@
-"""How much memory a task will take, from shapes alone: an upper bound, known before anything is allocated.
+"""How much memory a worker's task will take, from shapes alone: an upper bound, known before anything is allocated.
 
 It follows darknight.ops.field and darknight.ops.real step by step: the float64 copies of the operands, the limbs, one
 convolution's unfolded patches (torch unfolds the whole batch), the partial results and the answer. The measured peak
-of every op and pass stays below it and within a small factor: tests/worker/test_estimate.py.
+of every op and pass stays below it and within a small factor: tests/ops/test_estimate.py. Workers refuse by it what
+would not fit, and plans say by it what they need.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from math import prod
 import torch
 
 from darknight.errors import OpError
-from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
+from darknight.ops.conv import Conv
+from darknight.ops.conv_transpose import ConvTranspose
 from darknight.ops.field import EXACT, limbs_for
+from darknight.ops.linear import Linear
+from darknight.ops.op import BilinearOp, Shape
 from darknight.types import BackwardTask, ForwardTask, Pass, Weights
-
-Shape = tuple[int, ...]
 
 _DOUBLE = 8
 _RESIDUE = 4  # int32
