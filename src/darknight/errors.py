@@ -7,6 +7,7 @@
     ├── RandomnessError    a generator that may not be used here: copied, forked, used up, or asked to repeat itself
     ├── ProtectError       a model that cannot be protected, or is not used as a protected model must be
     ├── FleetError         a fleet that does not fit the scheme or is taken, or a fleet or runtime that is closed
+    ├── PlanError          a target that nothing meets with this fleet; the message says what would
     ├── WorkerError        a worker that failed, stopped, or did not keep to the protocol; `worker` is its number
     ├── UsageError         a setting that makes no sense; the message names the remedy
     ├── DataError          data that is missing or malformed
@@ -49,6 +50,14 @@ class ProtectError(DarKnightError, RuntimeError):
 
 class FleetError(DarKnightError, RuntimeError):
     """The fleet cannot do this work."""
+
+
+class PlanError(DarKnightError, ValueError):
+    """No scheme meets the target. `remedies`: each a change to what was asked for, alone enough to make it possible."""
+
+    def __init__(self, message: str, *, remedies: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.remedies = remedies
 
 
 class WorkerError(DarKnightError, RuntimeError):

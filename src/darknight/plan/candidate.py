@@ -1,0 +1,73 @@
+"""One scheme that might do: its numbers, before anybody knows whether it constructs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from darknight.coding import Code, Field, Real, Scheme, group_count
+from darknight.coding.systematic import field_systematic, real_systematic
+
+_FIELD = Field()
+_INT32, _FLOAT64 = 4, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """K, M, E and an arithmetic: the default field, or float64, which is the only float that carries masked gradients.
+
+    Real schemes with float32 and gradients in the clear are no candidates: what they leak has no bound.
+    """
+
+    inputs: int
+    colluders: int
+    spares: int
+    exact: bool
+    training: bool
+
+    @property
+    def base_workers(self) -> int:
+        """Those that make a weight gradient."""
+        return self.inputs + (2 if self.training else 1) * self.colluders
+
+    @property
+    def workers(self) -> int:
+        return self.base_workers + self.spares
+
+    @property
+    def computing(self) -> int:
+        """Those that compute in a forward pass, and as many for an input gradient; the others only keep a share."""
+        return self.inputs + self.colluders + self.spares
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number on the wire."""
+        return _INT32 if self.exact else _FLOAT64
+
+    @property
+    def prime(self) -> int | None:
+        return _FIELD.prime if self.exact else None
+
+    @property
+    def largest_weight(self) -> float:
+        """Of quantised weights; floats need no such bound."""
+        return 2.0**_FIELD.bits if self.exact else 0.0
+
+    def groups(self, batch_size: int) -> int:
+        return group_count(batch_size, self.inputs)
+
+    def code(self) -> Code:
+        """Its coefficients; raises SchemeError where there are none."""
+        if self.exact:
+            return field_systematic(self.inputs, self.colluders, self.spares, _FIELD.prime, self.training)
+        return real_systematic(self.inputs, self.colluders, self.spares, self.training)
+
+    def scheme(self, noise_std: float | None = None) -> Scheme:
+        """The scheme itself; raises SchemeError if it is unsafe or impossible."""
+        arithmetic = _FIELD if noise_std is None else Real(noise_std=noise_std)
+        return Scheme(
+            inputs=self.inputs,
+            colluders=self.colluders,
+            spares=self.spares,
+            arithmetic=arithmetic,
+            training=self.training,
+        )
