@@ -12,6 +12,7 @@ from darknight import __version__
 from darknight.cli.fleet import fleet
 from darknight.cli.infer import infer
 from darknight.cli.models import models
+from darknight.cli.plan import plan
 from darknight.cli.settings_file import Kind, read_settings_file
 from darknight.cli.train import train
 from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("infer")(infer)
 app.command("models")(models)
+app.command("plan")(plan)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 

@@ -37,7 +37,7 @@ def models(
 
     Exit codes: 0 done, 2 bad usage, 130 interrupted.
     """
-    wanted = _shape(shape)
+    wanted = shape_in(shape)
     check_sizes(wanted, classes)
     with display_on(Console(stderr=True, highlight=False)) as display, display.stage("counting"):
         found = {
@@ -50,7 +50,8 @@ def models(
         Console(highlight=False).print(_table(found, shape.lower(), classes))
 
 
-def _shape(text: str) -> tuple[int, int, int]:
+def shape_in(text: str) -> tuple[int, int, int]:
+    """What --shape says."""
     sizes = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})", text.lower())
     if sizes is None:
         raise UsageError(f"--shape {text}; needs channels x height x width, such as 3x224x224.")

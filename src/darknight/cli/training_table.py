@@ -48,7 +48,11 @@ def training_table(summary: dict[str, Any]) -> Table:
     row("wall time", _time_words(time, clear))
     row("  in the enclave", f"{time['enclave_seconds']:.1f} s")
     row("  workers", f"{time['waiting_seconds']:.1f} s waited for, {time['worker_seconds']:.1f} s of work")
-    row("bytes", f"{_bytes(traffic['sent_bytes'])} sent, {_bytes(traffic['received_bytes'])} received", section=True)
+    row(
+        "bytes",
+        f"{size_words(traffic['sent_bytes'])} sent, {size_words(traffic['received_bytes'])} received",
+        section=True,
+    )
     row("files", "\n".join(summary["files"].values()))
     return table
 
@@ -107,9 +111,9 @@ def _time_words(time: dict[str, float], clear: dict[str, Any] | None) -> str:
     return f"{words}, {clear['seconds']:.1f} s in the clear" if clear else words
 
 
-def _bytes(count: int) -> str:
+def size_words(count: int) -> str:
     """1234567 -> 1.2 MB."""
-    size, units = float(count), iter(("bytes", "kB", "MB", "GB", "TB"))
+    size, units = float(count), iter(("bytes", "kB", "MB", "GB", "TB", "PB"))
     unit = next(units)
     while size >= 1000 and (larger := next(units, None)):
         size, unit = size / 1000, larger
