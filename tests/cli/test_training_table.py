@@ -6,16 +6,16 @@ import pytest
 from rich.console import Console
 
 from darknight.accounting import DoneInEnclave, Ledger, Missed
-from darknight.cli.training_table import _bytes, training_table
+from darknight.cli.training_table import size_words, training_table
 from darknight.types import Pass
 
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5e18, "5000000.0 TB")],
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5e18, "5000.0 PB")],
 )
 def test_bytes(count, words):
-    assert _bytes(count) == words
+    assert size_words(count) == words
 
 
 def shown(*events):

@@ -122,7 +122,7 @@ def count_network(name: str, *, shape: tuple[int, int, int], classes: int, batch
         layers: list[Product | Resident] = []
         _observe(model, layers)
         batch, saved = torch.empty(batch_size, *shape), _Saved()
-        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training), _Operations() as operations:
+        with torch.set_grad_enabled(training), _Operations() as operations:
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
                 scores = model(batch)
             if training:
