@@ -45,7 +45,7 @@ def choose(request: Request, network: Network, most: int = _MOST_SHOWN) -> Choic
     ordered = sorted(_priced(request, network), key=lambda entry: entry[0])
     safe: list[Choice] = []
     refusals: list[SchemeError] = []
-    for (_, _, _), candidate, seconds, cost in ordered:
+    for _, candidate, seconds, cost in ordered:
         if len(safe) == most:
             break
         try:
