@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import darknight as dk
-from darknight.fleet import Fleet, Member
 from darknight.runtime.trial import OTHER, STALE, WRONG, Trial
 from darknight.types import Answer, Expected, ForwardTask, Pass, Weights
 from darknight.wire import in_process
-from darknight.worker import Executor, serve
+from darknight.worker import Executor
 from fleet.threads import thread_fleet
+from runtime.liars import Liar, fleet_with, off_by_one, step
 from runtime.scripts import batch, network, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,38 +28,6 @@ SCHEMES = {
     "real": dk.Scheme(inputs=3, colluders=1, arithmetic=dk.Real(1e3)),
     "paper": dk.Scheme.paper(),
 }
-
-
-class Liar(Executor):
-    """A worker that changes one element of its answers for one pass."""
-
-    def __init__(self, kind: Pass, lie) -> None:
-        super().__init__()
-        self._kind = kind
-        self._lie = lie
-
-    def handle(self, message):
-        answer = super().handle(message)
-        if answer is None or self._kind not in answer.tensors:
-            return answer
-        tensors = {
-            kind: self._lie(tensor.clone()) if kind is self._kind else tensor for kind, tensor in answer.tensors.items()
-        }
-        return Answer(layer=answer.layer, call=answer.call, tensors=tensors, seconds=answer.seconds)
-
-
-def fleet_with(scheme: dk.Scheme, executors: dict[int, Executor]) -> Fleet:
-    """A fleet in which some workers run an executor of ours."""
-
-    def member(number: int) -> Member:
-        def dial():
-            link, seat = in_process()
-            threading.Thread(target=serve, args=(seat, executors.get(number) or Executor()), daemon=True).start()
-            return link
-
-        return Member(f"w{number}", f"operator-{number}", dial)
-
-    return Fleet([member(number) for number in range(scheme.workers)])
 
 
 def gradients(scheme: dk.Scheme, executors: dict[int, Executor] | None) -> tuple[list[Tensor], dk.Runtime]:
@@ -80,22 +48,6 @@ def does_without(scheme: dk.Scheme, number: int, executor: Executor, reason: str
         assert torch.equal(gradient, expected)
     assert set(runtime.ledger.missed) == {f"w{number}"}
     assert re.search(rf"worker {number} \(w{number}\).*{reason}", runtime.ledger.reasons[f"w{number}"])
-
-
-def off_by_one(answer: Tensor) -> Tensor:
-    """The smallest lie that the field knows; in real arithmetic, a tenth of the largest value."""
-    flat = answer.view(-1)
-    if answer.dtype == torch.int32:
-        flat[0] = flat[0] - 1 if flat[0] > 0 else 1
-    else:
-        flat[0] += 0.1 * answer.abs().max()
-    return answer
-
-
-def step(model, examples=6):
-    x, target = batch(examples)
-    x.requires_grad_()
-    torch.nn.functional.cross_entropy(model(x), target).backward()
 
 
 def assert_right(scheme: dk.Scheme, found: list[Tensor]) -> None:

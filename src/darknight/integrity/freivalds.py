@@ -13,7 +13,8 @@ Guarantees: of a layer call's three passes together, a result that differs from 
     for u, 23 for v, 24 for the others, of which there are at most three. Vector by vector, a difference that is not
     zero becomes zero with probability at most 2^-b; together 2^-22 + 2^-23 + 3 * 2^-24 = 9 * 2^-24. There are two
     repetitions and three passes: 3 * (9 * 2^-24)^2 < 2^-40. The same holds for noticing a wrap-around.
-Assumes: the vectors are fresh, secret and independent of the answers, which were received before they are drawn;
+Assumes: the vectors are fresh, secret and independent of the answers, which were received before they are drawn (what
+    the runtime does about it: tests/runtime/test_check_vectors.py);
     operands are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.
 Leaks: to the worker, that a check failed.
 """
