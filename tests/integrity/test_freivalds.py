@@ -14,7 +14,7 @@ from torch import Tensor
 from darknight.coding import PRIME_25, PRIME_28, WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.integrity import freivalds, verified_forward, verified_grad_input, verified_grad_weight
-from darknight.integrity.freivalds import PLAN, Repetitions, Vectors
+from darknight.integrity.freivalds import FURTHER, PLAN, Repetitions, Vectors, soundness
 from darknight.integrity.weighing import Moduli
 from darknight.kernels import compiled, reference
 from darknight.ops import Conv, Linear, field
@@ -95,16 +95,16 @@ class Call:
         """What decoding in F_p gives: the centred residues of the result."""
         return centred(self.result, self.prime)
 
-    def verified(self, result: Tensor, stream: Stream, wraps: bool = False) -> Tensor:
+    def verified(self, result: Tensor, stream: Stream, wraps: bool = False, further: bool = False) -> Tensor:
         op, last = self.case.op, (self.prime, stream)
         x, w, delta = (operand.to(self.dtype) for operand in (self.x, self.w, self.delta))
         typed = result.to(self.dtype)
         if self.kind is Pass.FORWARD:
-            given = verified_forward(op, typed, x, w, *last, wraps=wraps)
+            given = verified_forward(op, typed, x, w, *last, wraps=wraps, further=further)
         elif self.kind is Pass.GRAD_INPUT:
-            given = verified_grad_input(op, typed, delta, w, tuple(x.shape), *last, wraps=wraps)
+            given = verified_grad_input(op, typed, delta, w, tuple(x.shape), *last, wraps=wraps, further=further)
         else:
-            given = verified_grad_weight(op, typed, x, delta, tuple(w.shape), *last, wraps=wraps)
+            given = verified_grad_weight(op, typed, x, delta, tuple(w.shape), *last, wraps=wraps, further=further)
         assert given is typed
         assert torch.equal(given, result.to(self.dtype))  # and was not written to
         return result
@@ -312,11 +312,14 @@ def test_a_check_in_one_field_only_would_miss_the_wrap(case, kind: Pass, prime: 
 @both_primes
 def test_forty_bits_in_both_fields_and_exact_sums(prime: int, randomness: Randomness):
     widths = [*PLAN.widths, *[PLAN.widths[2]] * 2]  # three axes of positions
-    assert PLAN.soundness >= 40
-    # What the number stands for: all three passes of a layer call together.
-    assert 3 * sum(Fraction(1, 2**bits) for bits in widths) ** PLAN.count <= Fraction(1, 2**40)
-    assert 3 * float(sum(2.0**-bits for bits in widths)) ** PLAN.count == pytest.approx(2.0**-PLAN.soundness)
-    vectors = Vectors.drawn(randomness.fresh(), 5, 7, (2, 3, 4))
+    # What the number stands for: all three passes of a layer call together, and 2^18 checks more.
+    once = sum(Fraction(1, 2**bits) for bits in widths)
+    for further in (0, 2**18):
+        error = 3 * once**PLAN.count + further * once**FURTHER.count
+        assert error <= Fraction(1, 2**40)
+        assert float(error) == pytest.approx(2.0 ** -soundness(further))
+    assert FURTHER.widths == PLAN.widths
+    vectors = Vectors.drawn(randomness.fresh(), 5, 7, (2, 3, 4), further=False)
     for moduli in (Moduli((prime, WITNESS[prime])), Moduli((prime,))):
         blocks = vectors.channels_at_once(moduli), vectors.rows_at_once(moduli), vectors.taps_at_once(moduli)
         for bits, longest in zip(widths[:3], blocks, strict=True):
@@ -445,6 +448,22 @@ def passes(call: Call, result: Tensor, randomness: Randomness) -> bool:
 
 
 # --- secret and fresh -----------------------------------------------------------------------------------------------
+@every_case
+@every_pass
+def test_a_further_check_is_the_same_check_with_a_repetition_more(case: Case, kind: Pass, randomness, monkeypatch):
+    counts = []
+    draw = freivalds._entries
+    monkeypatch.setattr(freivalds, "_entries", lambda *given: (counts.append(given[1]), draw(*given))[1])
+    call = call_in_range(case, kind, PRIME_28)
+    for wraps in (False, True):
+        call.verified(call.result, randomness.fresh(), wraps, further=True)
+        with pytest.raises(IntegrityError):
+            call.verified(LIES["one element one too high"](call), randomness.fresh(), wraps, further=True)
+    assert counts == [3] * 4
+    call.verified(call.result, randomness.fresh())
+    assert counts[4:] == [2]
+
+
 @every_small_case
 @every_pass
 def test_every_call_draws_new_vectors(case: Case, kind: Pass, randomness: Randomness, monkeypatch):

@@ -3,9 +3,11 @@
 A worker that knew them would get any lie through: the carrier of r, say, if they came from the stream of that noise.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import log2
 
 import pytest
 
@@ -13,6 +15,7 @@ import darknight as dk
 from darknight.fleet import Fleet
 from darknight.integrity import blame
 from darknight.integrity import real as real_checks
+from darknight.integrity.freivalds import PLAN, Vectors, soundness
 from darknight.randomness import Randomness, Stream
 from darknight.runtime import masked_field, masked_real
 from darknight.types import Pass
@@ -184,3 +187,73 @@ def drawn_before(randomness: Randomness, watch: Watch) -> Callable[[Stream], Str
 )
 def test_vectors_that_a_worker_could_know_are_noticed(label, broken, what, monkeypatch):
     assert lied_to(label, Pass.FORWARD, monkeypatch, broken).violations() >= what
+
+
+# --- and how many of them ---------------------------------------------------------------------------------------------
+@contextmanager
+def counted() -> Iterator[dict[object, list[int]]]:
+    """How many repetitions each check had: those of results by pass and op, those of single answers as "blame"."""
+    drawn: list[int] = []
+    checks: dict[object, list[int]] = defaultdict(list)
+    draw = Vectors.drawn
+
+    def noted(*arguments):
+        vectors = draw(*arguments)
+        drawn.append(len(vectors.u))
+        return vectors
+
+    def counting(holder: object, name: str, key: Callable[..., object]) -> None:
+        original = getattr(holder, name)
+
+        def wrapped(*arguments, **options):
+            before = len(drawn)
+            try:
+                return original(*arguments, **options)
+            finally:
+                checks[key(*arguments)] += drawn[before:]
+
+        patch.setattr(holder, name, wrapped)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Vectors, "drawn", noted)
+        for name in CHECKS:
+            counting(masked_field, name, lambda op, *_, name=name: (name, op))
+        counting(blame, "right_in_field", lambda *_: "blame")
+        yield checks
+
+
+@pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)
+def test_every_check_after_the_first_of_a_pass_has_a_repetition_more(kind, monkeypatch):
+    """So 40 bits are those of a layer call, however many liars are found in it and however often it is repeated."""
+    scheme = SCHEMES["field"]
+    forced(monkeypatch, 3)
+    with (
+        counted() as checks,
+        fleet_with(scheme, {number: Liar(kind, off_by_one) for number in (0, 2)}) as fleet,
+        dk.Runtime(scheme, fleet) as runtime,
+    ):
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+        assert len(runtime.ledger.blamed) == 2
+        assert runtime.ledger.overflows.total() > 0
+    single = checks.pop("blame")
+    assert len(checks) == 9  # three passes of three layers, each called once
+    for (name, _), (first, *others) in checks.items():
+        # (A weight gradient may be looked at for the first time when the pass beside it had left the range.)
+        assert first == 2 or (first == 3 and name == "verified_grad_weight")
+        assert set(others) <= {3}
+    assert set(single) == {3}
+    further = sum(map(len, checks.values())) - len(checks)
+    assert further > 2
+    assert soundness(further + len(single)) >= 40
+    assert -log2((3 + further) * PLAN.error) < 40  # which two repetitions each time would not give
+
+
+def test_honest_workers_cost_no_further_check():
+    scheme = SCHEMES["field"]
+    with counted() as checks, fleet_with(scheme, {}) as fleet, dk.Runtime(scheme, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+    assert list(checks.values()) == [[2]] * 9

@@ -45,14 +45,15 @@ def right_in_field(given: Given, answer: Tensor, prime: int, stream: Stream) -> 
     """Whether the residues are the product of what the worker was given, modulo the prime."""
     op, y, w = given.op, _near_zero(answer, prime), given.w
     x, delta = (None if share is None else _near_zero(share, prime) for share in (given.x, given.delta))
+    how = {"wraps": True, "further": True}
     try:
         if given.kind is Pass.FORWARD:
-            freivalds.verified_forward(op, y, _there(x), w, prime, stream, wraps=True)
+            freivalds.verified_forward(op, y, _there(x), w, prime, stream, **how)
         elif given.kind is Pass.GRAD_INPUT:
-            freivalds.verified_grad_input(op, y, _there(delta), w, given.x_shape, prime, stream, wraps=True)
+            freivalds.verified_grad_input(op, y, _there(delta), w, given.x_shape, prime, stream, **how)
         else:
             shape = tuple(w.shape)
-            freivalds.verified_grad_weight(op, y, _there(x), _there(delta), shape, prime, stream, wraps=True)
+            freivalds.verified_grad_weight(op, y, _there(x), _there(delta), shape, prime, stream, **how)
     except IntegrityError:
         return False
     return True

@@ -12,7 +12,10 @@ Guarantees: of a layer call's three passes together, a result that differs from 
     weighed difference is linear in each vector. Entries are uniform over 2^b values, distinct in either field: b = 22
     for u, 23 for v, 24 for the others, of which there are at most three. Vector by vector, a difference that is not
     zero becomes zero with probability at most 2^-b; together 2^-22 + 2^-23 + 3 * 2^-24 = 9 * 2^-24. There are two
-    repetitions and three passes: 3 * (9 * 2^-24)^2 < 2^-40. The same holds for noticing a wrap-around.
+    repetitions and three passes: 3 * (9 * 2^-24)^2 < 2^-40. A pass is checked again for every liar that was found and
+    every result that left the range, and each time is another chance: a `further` check has three repetitions, so that
+    2^18 of them fit into what is left, 3 * (9 * 2^-24)^2 + 2^18 (9 * 2^-24)^3 < 2^-40. While everybody is honest there
+    is none, and it costs nothing. The same holds for noticing a wrap-around.
 Assumes: the vectors are fresh, secret and independent of the answers, which were received before they are drawn (what
     the runtime does about it: tests/runtime/test_check_vectors.py);
     operands are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.
@@ -55,16 +58,25 @@ _IN_CACHE = 1 << 19  # float64 elements of a step that are read several times
 
 
 def verified_forward(
-    op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, prime: int, stream: Stream, *, wraps: bool = False
+    op: BilinearOp,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    prime: int,
+    stream: Stream,
+    *,
+    wraps: bool = False,
+    further: bool = False,
 ) -> Tensor:
     """y, if it is <w, x>: centred integers y, quantised x and w.
 
     wraps: the operands are centred residues, as of a share, and so is the result: it is checked modulo the prime alone.
+    further: not the first check in this pass of a layer call.
     """
     w_shape = tuple(w.shape)
     _expect_result(y, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
     rows, moduli = op.rows(y), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, op.channels(w_shape)[0], rows.shape[0], tuple(rows.shape[2:]))
+    vectors = Vectors.drawn(stream, op.channels(w_shape)[0], rows.shape[0], tuple(rows.shape[2:]), further)
     found = _weighed(op, rows, vectors, moduli)
     weights = over_weights(op, w, vectors.u, 0, vectors.channels_at_once(moduli), moduli)
     op, x = op.trimmed(x, w_shape)
@@ -84,13 +96,14 @@ def verified_grad_input(
     stream: Stream,
     *,
     wraps: bool = False,
+    further: bool = False,
 ) -> Tensor:
     """gx, if it is <w, delta>^T: centred integers gx of x_shape, quantised delta and w."""
     w_shape = tuple(w.shape)
     _expect_result(gx, x_shape, Pass.GRAD_INPUT)
     _expect(delta, op.output_shape(x_shape, w_shape), Pass.GRAD_INPUT)
     rows, moduli = op.rows(gx), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, op.channels(w_shape)[1], rows.shape[0], tuple(rows.shape[2:]))
+    vectors = Vectors.drawn(stream, op.channels(w_shape)[1], rows.shape[0], tuple(rows.shape[2:]), further)
     found = _weighed(op, rows, vectors, moduli)
     weights = over_weights(op, w, vectors.u, 1, vectors.channels_at_once(moduli), moduli)
     deltas = over_rows(op.rows(delta), vectors.v, vectors.rows_at_once(moduli))
@@ -109,12 +122,13 @@ def verified_grad_weight(
     stream: Stream,
     *,
     wraps: bool = False,
+    further: bool = False,
 ) -> Tensor:
     """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
     _expect_result(gw, w_shape, Pass.GRAD_WEIGHT)
     _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
     groups, (outs, ins), moduli = op.groups, op.channels(w_shape), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, outs, ins, w_shape[2:])
+    vectors = Vectors.drawn(stream, outs, ins, w_shape[2:], further)
     folded = over_weights(op, gw, vectors.u, 0, vectors.channels_at_once(moduli), moduli)
     found = _weighed_gradient(folded, vectors, groups, moduli)
     _compare(Pass.GRAD_WEIGHT, moduli, found, _met_gradient(*op.trimmed(x, w_shape), delta, vectors, moduli))
@@ -140,13 +154,17 @@ class Repetitions:
         u, v, position = self.widths
         return float((2.0**-u + 2.0**-v + 3 * 2.0**-position) ** self.count)
 
-    @property
-    def soundness(self) -> float:
-        """In bits, of a layer call: that any of its three passes is wrong and accepted has probability 2^-soundness."""
-        return -log2(len(Pass) * self.error)
-
 
 PLAN = Repetitions(2, 22)
+FURTHER = Repetitions(3, 22)  # from the second check of a pass on
+
+
+def soundness(further: int) -> float:
+    """In bits, of a layer call: that any of its three passes is wrong and accepted has probability 2^-soundness.
+
+    further: how many checks there were beyond the first of each pass.
+    """
+    return -log2(len(Pass) * PLAN.error + further * FURTHER.error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +177,8 @@ class Vectors:
     positions: tuple[Tensor, ...]
 
     @classmethod
-    def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape) -> Vectors:
-        plan = PLAN
+    def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape, further: bool) -> Vectors:
+        plan = FURTHER if further else PLAN
         u_bits, v_bits, position_bits = plan.widths
         widths = (u_bits, v_bits, *(position_bits,) * len(sizes))
         u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)

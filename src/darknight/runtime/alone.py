@@ -18,13 +18,13 @@ class FieldAlone:
         self._prime = prime
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
     ) -> tuple[Tensor, Saved]:
         y = op.forward(x.to(torch.float64), weights.tensor.to(torch.float64))
         return self._in_range(y, Pass.FORWARD), Saved(call=0, x_shape=tuple(x.shape), weights=weights)
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...]
+        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
     ) -> dict[Pass, Tensor]:
         w = saved.weights.tensor.to(torch.float64)
         op, wide = saved.weights.op, delta.to(torch.float64)

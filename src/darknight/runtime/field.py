@@ -37,14 +37,17 @@ _CHANGED = (
 
 
 class Products(Protocol):
-    """The three passes on integers. Results are verified; RangeError says that one left the field's range."""
+    """The three passes on integers. Results are verified; RangeError says that one left the field's range.
+
+    further: it did, and this is another attempt.
+    """
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
     ) -> tuple[Tensor, Saved]: ...
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...]
+        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
     ) -> dict[Pass, Tensor]: ...
 
 
@@ -70,9 +73,9 @@ class FieldCalls:
     ) -> tuple[Tensor, Saved]:
         values = _wide(x)
 
-        def attempt(exponent: int) -> tuple[Tensor, Saved]:
+        def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
             quantised = quantise_nearest(values, exponent)
-            y, saved = self._products.forward(layer, op, quantised, weights, keep)
+            y, saved = self._products.forward(layer, op, quantised, weights, keep, further=further)
             saved.exponent, saved.checksum = exponent, _checksum(quantised) if keep else (0, 0)
             return dequantise(y, exponent + weights.exponent, dtype), saved
 
@@ -97,9 +100,9 @@ class FieldCalls:
         )
         other = {Pass.GRAD_INPUT: saved.weights.exponent, Pass.GRAD_WEIGHT: saved.exponent}
 
-        def attempt(exponent: int) -> dict[Pass, Tensor]:
+        def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
             rounded = quantise_stochastic(values, exponent, uniforms)
-            results = self._products.backward(layer, saved, quantised, rounded, passes)
+            results = self._products.backward(layer, saved, quantised, rounded, passes, further=further)
             return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
 
         exponent = gradient_exponent(
@@ -113,15 +116,16 @@ class FieldCalls:
         )
         return self._repeated(layer, values, exponent, attempt)
 
-    def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int], T]) -> T:
+    def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int, bool], T]) -> T:
         """`attempt` at the first scale, from `exponent` down, whose results stay in range."""
         last = exponent_for(largest_magnitude(values), 1)  # one bit is left of the largest value
+        further = False
         while exponent >= last:
             try:
-                return attempt(exponent)
+                return attempt(exponent, further)
             except RangeError as error:
                 self._ledger.record(Overflow(layer=layer.label, kind=Pass(error.kind)))
-                exponent -= 1
+                exponent, further = exponent - 1, True
         raise EncodingError(TOO_LONG)
 
 

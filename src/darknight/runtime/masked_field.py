@@ -38,7 +38,7 @@ class MaskedField:
         self._trial = Trial(scheme, exchange, randomness, ledger)
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
+        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
     ) -> tuple[Tensor, Saved]:
         # 1. Mask, with fresh coefficients (dense code) and fresh noise.
         code, noise = draw_code(self._scheme, self._randomness.fresh()), self._randomness.fresh()
@@ -52,15 +52,18 @@ class MaskedField:
             # 3. Unmask and check.
             case = Case(
                 decode=partial(self._unmasked, layer, Pass.FORWARD, code.A, x.shape[0]),
-                verify=lambda y, _: verified_forward(op, y, x, weights.tensor, self._prime, self._randomness.fresh()),
+                verify=lambda y, _, further: verified_forward(
+                    op, y, x, weights.tensor, self._prime, self._randomness.fresh(), further=further
+                ),
                 given=lambda seat: Given(
                     op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares.shape[1:]), x=shares[seat]
                 ),
+                further=further,
             )
             return self._trial.settled(layer, gathered, case), saved
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...]
+        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
     ) -> dict[Pass, Tensor]:
         code, op, w = saved.code, saved.weights.op, saved.weights.tensor
         assert code is not None
@@ -88,17 +91,19 @@ class MaskedField:
         cases = {
             Pass.GRAD_INPUT: Case(
                 decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0]),
-                verify=lambda gx, _: verified_grad_input(
-                    op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh()
+                verify=lambda gx, _, further: verified_grad_input(
+                    op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh(), further=further
                 ),
                 given=partial(given, Pass.GRAD_INPUT),
+                further=further,
             ),
             Pass.GRAD_WEIGHT: Case(
                 decode=partial(field.decode_gradient, code),
-                verify=lambda gw, _: verified_grad_weight(
-                    op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh()
+                verify=lambda gw, _, further: verified_grad_weight(
+                    op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh(), further=further
                 ),
                 given=partial(given, Pass.GRAD_WEIGHT),
+                further=further,
             ),
         }
         # 2. Send, and wait for the answers.

@@ -82,7 +82,7 @@ class MaskedReal:
             # 3. Unmask and check.
             case = Case(
                 decode=partial(self._unmasked, layer, Pass.FORWARD, x.shape[0], reach, sent),
-                verify=lambda y, answers: checks.verified_forward(
+                verify=lambda y, answers, _: checks.verified_forward(
                     op,
                     y,
                     values,
@@ -141,7 +141,7 @@ class MaskedReal:
         cases = {
             Pass.GRAD_INPUT: Case(
                 decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, delta.shape[0], reach, sent),
-                verify=lambda gx, answers: checks.verified_grad_input(
+                verify=lambda gx, answers, _: checks.verified_grad_input(
                     op,
                     gx,
                     values,
@@ -155,7 +155,7 @@ class MaskedReal:
             ),
             Pass.GRAD_WEIGHT: Case(
                 decode=partial(real.decode_gradient, code),
-                verify=lambda gw, _: checks.verified_grad_weight(
+                verify=lambda gw, *_: checks.verified_grad_weight(
                     op,
                     gw,
                     _kept(saved),

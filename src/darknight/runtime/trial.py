@@ -43,14 +43,15 @@ class Case:
     """One pass.
 
     decode: the result, from answers by seat; it raises if parity is checked and does not hold. verify: raises if the
-    result is wrong. given: what the worker of a seat was given. spreads: by seat, how far an honest answer may be off
-    (Real).
+    result is wrong; it is told whether this is a `further` check of the pass. given: what the worker of a seat was
+    given. spreads: by seat, how far an honest answer may be off (Real). further: the pass was checked before.
     """
 
     decode: Callable[[Answers], Tensor]
-    verify: Callable[[Tensor, Answers], object]
+    verify: Callable[[Tensor, Answers, bool], object]
     given: Callable[[int], blame.Given]
     spreads: Callable[[], dict[int, float]] = dict
+    further: bool = False
 
 
 class Trial:
@@ -80,6 +81,7 @@ class Trial:
                         check=error.check,
                     ) from None
                 self._punish(layer, gathered, case, error.check)
+                case = replace(case, further=True)
             else:
                 note_unchecked(self._scheme, self._ledger, layer, gathered.kind)
                 return result
@@ -89,7 +91,7 @@ class Trial:
         result = case.decode(answers)
         if freivalds_checks(self._scheme, kind):
             with checking(self._ledger, layer, kind, "freivalds"):
-                case.verify(result, answers)
+                case.verify(result, answers, case.further)
         return result
 
     def _punish(self, layer: Layer, gathered: Gathered, case: Case, check: str) -> None:
