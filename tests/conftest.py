@@ -98,8 +98,19 @@ def tally(request):
     return count
 
 
+@pytest.fixture
+def figure(request):
+    """A measurement for the summary at the end, in words: figure("paper, smallest error", "0.3 of the result")."""
+
+    def note(title, words):
+        request.node.user_properties.append(("figure", (title, words)))
+
+    return note
+
+
 def pytest_terminal_summary(terminalreporter, config):
     _tallies(terminalreporter, each=config.getoption("--full"))
+    _figures(terminalreporter)
     if config.getoption("--full"):
         _full_table(terminalreporter)
     _skips(terminalreporter)
@@ -107,7 +118,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 def _tallies(reporter, *, each):
     """What tests counted: for each kind of them together, and before that test by test if `each` is to be shown."""
-    lines = [value for report in reporter.stats.get("passed", []) for name, value in report.user_properties]
+    lines = _noted(reporter, "tally")
     if not lines:
         return
     reporter.section("counts")
@@ -119,6 +130,20 @@ def _tallies(reporter, *, each):
             totals[title.split(",")[0]][what] += count
     for kind, counts in totals.items():
         reporter.write_line(f"{kind + ', all':<32} " + ", ".join(f"{count:,} {what}" for what, count in counts.items()))
+
+
+def _figures(reporter):
+    lines = _noted(reporter, "figure")
+    if lines:
+        reporter.section("figures")
+        for title, words in sorted(lines):
+            reporter.write_line(f"{title:<32} {words}")
+
+
+def _noted(reporter, kind):
+    """What tests that passed left for the summary."""
+    reports = reporter.stats.get("passed", [])
+    return [value for report in reports for name, value in report.user_properties if name == kind]
 
 
 def _skips(reporter):

@@ -64,6 +64,7 @@ def test_the_papers_setting_is_spelled_out_and_says_what_it_leaks():
     )
     assert paper.workers == 4
     told = " ".join(paper.caveats)
+    assert "a single wrong element may be larger" in told
     for word in ("labels", "ReLU mask", "bounded amount", "blind", "faults, not attackers"):
         assert word in told
     assert "labels" not in " ".join(paper.for_inference().caveats)

@@ -15,6 +15,7 @@ from darknight.ops import either
 from darknight.randomness import Randomness, uniform_below
 from darknight.types import Pass
 from integrity.masked import Call
+from integrity.thresholds import threshold
 from ops.cases import CASES, Case, conv, linear, transposed
 
 pytestmark = [
@@ -127,7 +128,7 @@ def test_in_floats_honest_answers_are_right_and_certain_errors_wrong(
         case, seat = SMALL[number % len(SMALL)], number % scheme.base_workers
         given, answer, spread = in_floats(scheme, case, kind, seat, randomness, number)
         named += not blame.right_in_floats(given, answer, spread, randomness.fresh())
-        certain = 1.01 * checks.CLEAR * checks.deviations(checks.REPETITIONS * answer.numel()) * spread
+        certain = 1.01 * threshold(given.op, kind, given.x_shape, tuple(given.w.shape), spread).rms
         lie = answer.to(torch.float64) + certain  # everywhere, so this is also its rms
         escaped += blame.right_in_floats(given, lie, spread, randomness.fresh())
     print(f"\n{kind.value}: {count} honest answers, {named} named; {count} certain errors, {escaped} escaped")

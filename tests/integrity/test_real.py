@@ -1,6 +1,6 @@
 """The contract of Freivalds' check in Real arithmetic: honest rounding passes, what is clearly more does not.
 
-The figures: pytest -s tests/integrity/test_real.py
+The figures are in the summary of every run; for each layer and pass: pytest -s tests/integrity/test_real.py
 """
 
 import math
@@ -17,6 +17,7 @@ from darknight.ops import BilinearOp, Conv, Linear
 from darknight.randomness import Randomness
 from darknight.types import Pass
 from integrity.masked import Call
+from integrity.thresholds import Threshold, threshold
 from ops.cases import CASES, Case, conv, linear
 
 pytestmark = [
@@ -89,7 +90,7 @@ def call_of(name: str, case: Case, randomness: Randomness, make=gaussian, seed: 
 
 # --- honest results pass --------------------------------------------------------------------------------------------
 @each_scheme
-def test_an_honest_result_is_accepted_and_given_back(name: str, randomness: Randomness, full: bool):
+def test_an_honest_result_is_accepted_and_given_back(name: str, randomness: Randomness, full: bool, tally):
     calls = alarms = 0
     largest = 0.0
     seeds = 8 if full else 1
@@ -103,6 +104,7 @@ def test_an_honest_result_is_accepted_and_given_back(name: str, randomness: Rand
                     calls, alarms = calls + 1, alarms + (not call.passes(kind, result, spread))
                     largest = max(largest, float((result - call.truth(kind)).abs().max()) / spread)
     print(f"{name}: {alarms} false alarms in {calls} calls; largest error of an element {largest:.2f} spreads")
+    tally(f"Real's check, honest, {name}", {"honest results": calls, "false alarms": alarms})
     assert alarms == 0
     assert call.verified(kind, result) is result
 
@@ -136,27 +138,41 @@ def test_the_spread_is_close_to_the_errors_of_a_real_layer(name: str, layer: str
 
 FIGURES = {
     "conv": (Conv.make((3, 3), padding=1, groups=2), (6, 8, 6, 6), (12, 4, 3, 3)),
+    "conv 64": (Conv.make((3, 3), padding=1), (6, 64, 3, 3), (72, 64, 3, 3)),
     "linear": (Linear(), (12, 48), (32, 48)),
+    "linear 512": (Linear(), (16, 512), (480, 512)),
 }
+WIDE = ("conv 64", "linear 512")  # of which half the calls will do
 
 
 @each_scheme
-def test_the_smallest_error_sure_to_be_caught_and_the_false_alarms(name: str, randomness: Randomness, full: bool):
-    """Honest results, and results wrong by exactly `certain_error` or a thousandth of it, in many calls. A table."""
+def test_the_smallest_error_sure_to_be_caught_and_the_false_alarms(
+    name: str, randomness: Randomness, full: bool, tally, figure
+):
+    """Honest results, and results wrong by just so much that it is certain, or a thousandth of that. A table."""
     torch.manual_seed(0)
     dtype, sharper = SCHEMES[name].arithmetic.dtype, dict.fromkeys(SHARPER, 0)
+    everything = []
     for layer, (op, x_shape, w_shape) in FIGURES.items():
         figures = {kind: Figures() for kind in Pass}
-        for trial in range(135 if full else 4):
+        for trial in range((135 if full else 4) // (2 if layer in WIDE else 1)):
             x, w = torch.randn(x_shape).relu(), torch.randn(w_shape) / 8
             delta = torch.randn(op.output_shape(x_shape, w_shape)) * 1e-3
             call = Call(SCHEMES[name], op, *(tensor.to(dtype) for tensor in (x, w, delta)), randomness)
-            for kind, figure in figures.items():
-                figure.add(call, kind, trial)
-        for kind, figure in figures.items():
-            print(f"{name:24} {layer:6} {kind.value:11} {figure}")
-            assert (figure.alarms, figure.misses, figure.small_alarms) == (0, 0, 0)
-            sharper = {times: count + figure.sharper_alarms[times] for times, count in sharper.items()}
+            for kind, found in figures.items():
+                found.add(call, kind, trial)
+        for kind, found in figures.items():
+            print(f"{name:24} {layer:10} {kind.value:11} {found}")
+            assert (found.alarms, found.misses, found.small_alarms) == (0, 0, 0)
+            sharper = {times: count + found.sharper_alarms[times] for times, count in sharper.items()}
+        everything.append(figures)
+    calls = sum(found.calls for figures in everything for found in figures.values())
+    tally(f"Real's check, {name}", {"honest results": calls, "false alarms": 0, "certain errors": calls, "missed": 0})
+    for kinds in ((Pass.FORWARD, Pass.GRAD_INPUT), (Pass.GRAD_WEIGHT,)):
+        sizes = [figures[kind].relative for figures in everything for kind in kinds]
+        words = (f"{min(column):.0e} to {max(column):.0e}" for column in list(zip(*sizes, strict=True))[1:])
+        title = f"{name}, {'grad weight' if Pass.GRAD_WEIGHT in kinds else 'forward, grad input'}"
+        figure(title, "sure to be caught, of the result's rms: in all {}; in one element {}".format(*words))
     # The counts can fail: errors a thousand times smaller passed, and tolerances that are too small alarm.
     assert sharper[1000] > 0
     assert sharper[30] > 0 or name not in TIGHT
@@ -176,16 +192,15 @@ class Figures:
     def add(self, call: Call, kind: Pass, trial: int) -> None:
         spread, truth = call.spread(kind), call.truth(kind)
         result = call.decoded(kind, call.answers(kind))
-        x_shape, w_shape = tuple(call.x.shape), tuple(call.w.shape)
-        clear = checks.certain_error(spread, checks.compared_numbers(call.op, kind, x_shape, w_shape))
-        elements, wrong = smallest_wrong(call.op, kind, truth, clear, trial)
+        certain = threshold(call.op, kind, tuple(call.x.shape), tuple(call.w.shape), spread)
+        wrong = smallest_wrong(truth, certain, trial)
         self.calls += 1
         self.alarms += not call.passes(kind, result, spread)
         self.misses += call.passes(kind, wrong, spread)
         self.small_alarms += not call.passes(kind, result + (wrong - truth) / 1000, spread)
         for times in SHARPER:
             self.sharper_alarms[times] += not call.passes(kind, result, spread / times)
-        self.relative = tuple(size / rms(truth) for size in (spread, clear, clear * math.sqrt(elements)))
+        self.relative = tuple(size / rms(truth) for size in (spread, certain.rms, certain.element))
 
     def __str__(self) -> str:
         spread, clear, element = self.relative
@@ -203,13 +218,12 @@ SHARPER = (30, 1000)  # by which the tolerance is divided to see honest calls re
 TIGHT = ("float32 K=3 E=1, 1.5e3", "float32 K=1, 1e2", "float32 dense K=4, 2e4", "paper")
 
 
-def smallest_wrong(op: BilinearOp, kind: Pass, truth: Tensor, clear: float, trial: int) -> tuple[int, Tensor]:
-    """How many elements meet in one compared number, and a result wrong by rms `clear` there: in one, or in all."""
-    elements = truth.numel() // math.prod(truth.shape[2:]) // (op.groups if kind is Pass.GRAD_WEIGHT else 1)
+def smallest_wrong(truth: Tensor, certain: Threshold, trial: int) -> Tensor:
+    """A result that is wrong by just so much that it is sure to be noticed: in all elements, or in one."""
     if trial % 2:
-        return elements, truth + clear
+        return truth + certain.rms
     at = trial * 7 % truth.numel()
-    return elements, with_element(truth, at, float(truth.view(-1)[at]) + clear * math.sqrt(elements))
+    return with_element(truth, at, float(truth.view(-1)[at]) + certain.element)
 
 
 def rms(values: Tensor) -> float:
@@ -259,9 +273,7 @@ def test_wrong_results_are_refused(name: str, kind: Pass, randomness: Randomness
         call = call_of(name, case, randomness)
         answers, spread = call.answers(kind), call.spread(kind)
         result = call.decoded(kind, answers)
-        # One element: in sums weighed with unit vectors it counts as rms(e) = size / sqrt(elements that are summed).
-        clear = checks.CLEAR * checks.deviations(checks.REPETITIONS * result.numel()) * spread
-        size = clear * math.sqrt(result.numel())
+        size = threshold(case.op, kind, case.x_shape, case.w_shape, spread).element
         for at in (0, result.numel() // 2, result.numel() - 1):
             assert not call.passes(kind, with_element(result, at, result.view(-1)[at] + size), spread)
             assert call.passes(kind, with_element(result, at, result.view(-1)[at] + size), 1e6 * spread)
@@ -303,7 +315,8 @@ def test_stale_weights_of_one_worker_are_refused(kind: Pass, randomness: Randomn
 
 
 # --- how sure -------------------------------------------------------------------------------------------------------
-SMALL = [linear("small", (4, 5), 3), conv("small", (3, 4, 3, 2), 6, (2, 1), groups=2)]
+MANY_INPUTS = conv("many inputs", (3, 10, 3), 6, (2,), groups=2)
+SMALL = [linear("small", (4, 5), 3), conv("small", (3, 4, 3, 2), 6, (2, 1), groups=2), MANY_INPUTS]
 ERRORS = {
     "one element": lambda shape, g: one_hot(shape, g),
     "rank one": lambda shape, g: torch.ones(shape, dtype=torch.float64),
@@ -330,11 +343,12 @@ def rate(case: Case, kind: Pass, shape: str, times: float, count: int, randomnes
     for _ in range(count):
         error = ERRORS[shape](truth.shape, generator)
         if kind is Pass.GRAD_WEIGHT:
-            grouped, summed = error.reshape(case.op.groups, -1, *error.shape[1:]), (1, 2)
+            grouped = error.reshape(case.op.groups, -1, *error.shape[1:])
+            summed = (1,) if checks.inputs_apart(case.op, case.w_shape) else (1, 2)
         else:
             grouped, summed = case.op.rows(error), (0, 1)
         size = float(grouped.double().square().mean(summed).max().sqrt())
-        z = checks.deviations(checks.compared_numbers(case.op, kind, case.x_shape, case.w_shape))
+        z = threshold(case.op, kind, case.x_shape, case.w_shape, spread).deviations
         accepted += call.passes(kind, truth + error.double() * (times * z * spread / size), spread)
     return accepted / count
 
@@ -344,38 +358,63 @@ def rate(case: Case, kind: Pass, shape: str, times: float, count: int, randomnes
 @each_pass
 def test_no_clearly_wrong_result_passes(case: Case, kind: Pass, shape: str, randomness: Randomness, full: bool):
     count = 2000 if full else 60
-    assert rate(case, kind, shape, checks.CLEAR, count, randomness) == 0
+    assert rate(case, kind, shape, sides(case, kind).clear, count, randomness) == 0
     small, equal = (rate(case, kind, shape, times, 30, randomness) for times in (0.02, 1.0))
     print(f"{case.label}, {kind.value}, {shape}: rms 0.02 z spreads passes {small:.2f}, one z spread {equal:.2f}")
     assert small > 0.9  # what rounding explains is not blamed: the check above could have failed
 
 
+def sides(case: Case, kind: Pass) -> checks.Sides:
+    return checks.ONE if kind is Pass.GRAD_WEIGHT and checks.inputs_apart(case.op, case.w_shape) else checks.BOTH
+
+
+def one_repetition(monkeypatch) -> None:
+    for name in ("ONE", "BOTH"):
+        monkeypatch.setattr(checks, name, replace(getattr(checks, name), repetitions=1))
+
+
 @pytest.mark.parametrize("shape", ERRORS)
+@pytest.mark.parametrize("case", [SMALL[0], MANY_INPUTS], ids=lambda case: case.label)
 @each_pass
-def test_one_repetition_misses_less_than_a_quarter(kind: Pass, shape: str, randomness, full: bool, monkeypatch):
-    """The step of the guarantee: 4^-20 = 2^-40."""
-    monkeypatch.setattr(checks, "REPETITIONS", 1)
+def test_one_repetition_misses_less_than_a_quarter(case, kind: Pass, shape: str, randomness, full: bool, monkeypatch):
+    """The step of the guarantee: 4^-20 = 2^-40; and 16^-10 where only the outputs are weighed."""
+    most = 0.25 if sides(case, kind) is checks.BOTH else 1 / 16
+    one_repetition(monkeypatch)
     count = 10_000 if full else 400
-    missed = rate(SMALL[0], kind, shape, checks.CLEAR, count, randomness)
+    missed = rate(case, kind, shape, sides(case, kind).clear, count, randomness)
     print(f"one repetition, {kind.value}, {shape}: {missed:.3f} missed")
-    assert missed < 0.25
+    assert missed < most + 4 * math.sqrt(most / count)  # of counting
 
 
 def test_a_quarter_is_what_the_argument_gives():
     # sqrt(2) E(1 + 256 g^2)^-1/2 for Gaussian g, by the midpoint rule.
     g = (torch.arange(4_000_000, dtype=torch.float64) + 0.5) * 1e-5 * 0.25
     density = torch.exp(-g * g / 2) * math.sqrt(2 / math.pi) * 0.25e-5
-    bound = math.sqrt(2) * float((density / torch.sqrt(1 + checks.CLEAR**2 * g * g)).sum())
+    bound = math.sqrt(2) * float((density / torch.sqrt(1 + checks.BOTH.clear**2 * g * g)).sum())
     assert 0.2 < bound < 0.25
-    assert bound**checks.REPETITIONS <= 2.0**-40
+    assert bound**checks.BOTH.repetitions <= 2.0**-40
+
+
+def test_a_sixteenth_is_what_the_argument_gives_with_outputs_alone():
+    """A coordinate of a random direction in n dimensions, times sqrt(n): its density is largest at zero and large n."""
+    near = [
+        math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2)) / math.sqrt(math.pi * n) for n in range(3, 100_000, 97)
+    ]
+    assert near == sorted(near)  # for n >= 3 it falls from there on
+    assert near[-1] < 1 / math.sqrt(2 * math.pi) < 1.0001 * near[-1]
+    width = 1 / checks.ONE.clear
+    two = 2 / math.pi * math.asin(width / math.sqrt(2))  # n = 2, whose density rises
+    bound = max(two, 2 * width / math.sqrt(2 * math.pi))
+    assert 0.06 < bound < 1 / 16
+    assert bound**checks.ONE.repetitions <= 2.0**-40
 
 
 def test_signs_instead_of_directions_would_miss_half(randomness: Randomness, monkeypatch):
-    def signs(stream, length, groups=1):
-        return torch.where(directions(stream, length, groups) > 0, 1.0, -1.0).double() / math.sqrt(length)
+    def signs(stream, sides, length, groups=1):
+        return torch.where(directions(stream, sides, length, groups) > 0, 1.0, -1.0).double() / math.sqrt(length)
 
     directions = checks._directions
-    monkeypatch.setattr(checks, "REPETITIONS", 1)
+    one_repetition(monkeypatch)
     monkeypatch.setattr(checks, "_directions", signs)
     assert rate(SMALL[0], Pass.FORWARD, "two equal rows", 1e6, 200, randomness) > 0.3
 
@@ -396,8 +435,9 @@ def test_every_call_draws_new_directions(kind: Pass, randomness: Randomness, mon
     for _ in range(3):
         call.verified(kind, result)
     rows = [tuple(row) for vectors in drawn for row in vectors.tolist()]
-    assert len(drawn) == 6
-    assert len(set(rows)) == len(rows) == 6 * checks.REPETITIONS
+    vectors = 2 if sides(CASES[1], kind) is checks.BOTH else 1
+    assert len(drawn) == 3 * vectors
+    assert len(set(rows)) == len(rows) == 3 * vectors * sides(CASES[1], kind).repetitions
     for vectors in drawn:
         torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors), dtype=torch.float64))
 

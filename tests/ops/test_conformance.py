@@ -242,6 +242,21 @@ def test_grad_weight_projected_on_both_sides_agrees_in_each_group(case: Case, se
     assert_agree([left, left], [right, folded])
 
 
+@every_case
+@pytest.mark.parametrize("seed", range(3))
+def test_grad_weight_projected_on_its_outputs_alone_agrees(case: Case, seed: int):
+    generator = case.generator(seed)
+    x, _, delta = case.integers(bits=9, seed=seed)
+    u = vectors(channels(case)[0], generator)
+    gw = case.op.grad_weight(x, delta, case.w_shape)
+    left = torch.einsum("goct,kgo->kgct", by_group(case, gw), u.view(REPS, case.op.groups, -1)).flatten(1)
+    deltas = case.op.fold_channels(case.op.rows(delta), u, case.op.groups)
+    right = case.op.project_grad_weight_inputs(case.op.rows(x), deltas, case.w_shape)
+    assert_agree([left, left], [right.flatten(1), case.op.fold_weight_output(gw, u).flatten(1)])
+    op, trimmed = case.op.trimmed(x, case.w_shape)
+    assert torch.equal(op.project_grad_weight_inputs(op.rows(trimmed), deltas, case.w_shape), right)
+
+
 GROUPED = [case for case in CASES if isinstance(case.op, Conv) and case.op.groups > 1]
 
 

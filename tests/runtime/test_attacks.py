@@ -165,7 +165,7 @@ def certain_sizes(arena: Arena) -> dict[Pass, float]:
 
             def watch(op, result, *rest, spread, kind=kind, verify=verify):
                 count = result.numel()
-                rms = checks.CLEAR * checks.deviations(checks.REPETITIONS * count) * spread
+                rms = checks.BOTH.clear * checks.deviations(checks.BOTH.repetitions * count) * spread
                 seen[kind] = max(seen.get(kind, 0.0), 1.05 * rms * math.sqrt(count))
                 return verify(op, result, *rest, spread=spread)
 

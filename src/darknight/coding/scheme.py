@@ -118,7 +118,10 @@ class Scheme:
         if isinstance(self.arithmetic, Real):
             found.append("real arithmetic leaks a bounded amount with every sending of an example; the bounds add up")
             if self.integrity != "off":
-                found.append("errors of the size of rounding pass the checks of real arithmetic; SECURITY.md has sizes")
+                found.append(
+                    "errors of the size of rounding pass the checks of real arithmetic, and a single wrong element may "
+                    "be larger by the root of how many are summed with it; SECURITY.md has both sizes"
+                )
         if self.integrity == "off":
             found.append("answers are not checked: workers must be honest, for results and for privacy")
         if self.integrity == "parity":

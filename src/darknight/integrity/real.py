@@ -5,13 +5,18 @@ has rounding errors of standard deviation `spread` per element, and a sum weighe
 differs by more than z * spread is refused. z is such that an honest call fails with probability 1e-9.
 
 Guarantees: let e be the difference from the true product, over the rows and channels (for a weight gradient: over the
-    channels of one group) that meet in one compared number. A result with rms(e) >= 16 z spread anywhere, which is what
-    `certain_error` gives, passes with probability at most 2^-40, whatever the workers did and knew: |v^T e u| <=
-    rms(e) / 16 has probability at most sqrt(2) E(1 + 256 g^2)^-1/2 < 1/4 with Gaussian g, and there are 20
-    repetitions. (Given u it is at most sqrt(2) (1 + 256 q)^-1/2, convex in q, and q is linear in the squared singular
-    values of e, so rank one is worst.) Smaller errors are caught less surely, most of them at rms(e) = z spread. Signs
-    instead of directions would be worse: an error that two rows share cancels half the time, however large. Contract
-    test, which prints the figures of each scheme: tests/integrity/test_real.py.
+    channels of one group) that meet in one compared number. A result with rms(e) >= 16 z spread anywhere passes with
+    probability at most 2^-40, whatever the workers did and knew: |v^T e u| <= rms(e) / 16 has probability at most
+    sqrt(2) E(1 + 256 g^2)^-1/2 < 1/4 with Gaussian g, and there are 20 repetitions. (Given u it is at most sqrt(2)
+    (1 + 256 q)^-1/2, convex in q, and q is linear in the squared singular values of e, so rank one is worst.) Smaller
+    errors are caught less surely, most of them at rms(e) = z spread. Signs instead of directions would be worse: an
+    error that two rows share cancels half the time, however large.
+    An rms hides what is alone: if a single element is wrong, it is certain to be noticed only from sqrt(n) times that
+    on, where n elements meet. So weight gradients are weighed with u alone where that is cheap, without taps or with
+    few inputs (`inputs_apart`): n is then the number of outputs, and rms(e) >= 13 z spread is certain. |e u| <=
+    rms(e) / 13 has probability at most sqrt(2 / pi) / 13 < 2^-4, as no coordinate of a random direction in n dimensions
+    has a density above sqrt(n / 2 pi) near zero, and there are 10 repetitions.
+    Contract test, which counts and prints the figures of each scheme: tests/integrity/test_real.py.
 Assumes: u and v are fresh, secret and drawn after the answers came; x, w and delta are what the workers were sent
     shares of (x on its grid, w and clear deltas in the wire's dtype); `spread` comes from the functions below and never
     from an answer, which a liar could make large. Shapes are the caller's, not a worker's.
@@ -50,24 +55,37 @@ from darknight.ops.op import Shape
 from darknight.randomness import Stream, standard_normal
 from darknight.types import Pass
 
-REPETITIONS = 20
 FALSE_ALARMS = 1e-9  # for each call
-CLEAR = 16.0  # rms(e) / (z spread) from which on a wrong result is refused with probability 1 - 2^-40
+_FEW = 4  # input channels
 _ROUND = 2.0**-53
 _AGREEING = 4.0
 _TAIL = 8.0  # no norm of N Gaussians exceeds sqrt(N) + 8
 
 
+@dataclass(frozen=True)
+class Sides:
+    """How often to repeat, and the rms(e) / (z spread) from which on a wrong result passes with probability 2^-40."""
+
+    repetitions: int
+    clear: float
+
+
+BOTH = Sides(20, 16.0)  # u and v
+ONE = Sides(10, 13.0)  # u alone
+
+
 # --- the checks -------------------------------------------------------------------------------------------------------
 def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, stream: Stream, *, spread: float) -> Tensor:
     """y, if it is <w, x> up to errors of `spread` (decoded_spread)."""
-    y_shape = op.output_shape(tuple(x.shape), tuple(w.shape))
+    w_shape = tuple(w.shape)
+    y_shape = op.output_shape(tuple(x.shape), w_shape)
     _expect(y, y_shape, Pass.FORWARD)
     rows = op.rows(y.to(torch.float64))
-    u = _directions(stream, op.channels(tuple(w.shape))[0])
-    v = _directions(stream, rows.shape[0])
+    u = _directions(stream, BOTH, op.channels(w_shape)[0])
+    v = _directions(stream, BOTH, rows.shape[0])
     found = collapse_rows(op.fold_channels(rows, u, 1), v)
     weights = op.fold_weight_output(w.to(torch.float64), u).unsqueeze(1)
+    op, x = op.trimmed(x, w_shape)
     expected = op.project_forward(_fold_rows(op.rows(x), v), weights, y_shape).squeeze(1)
     _compare(Pass.FORWARD, found, expected, spread, y.numel() + x.numel())
     return y
@@ -80,8 +98,8 @@ def verified_grad_input(
     _expect(gx, x_shape, Pass.GRAD_INPUT)
     _expect(delta, op.output_shape(x_shape, tuple(w.shape)), Pass.GRAD_INPUT)
     rows = op.rows(gx.to(torch.float64))
-    u = _directions(stream, op.channels(tuple(w.shape))[1])
-    v = _directions(stream, rows.shape[0])
+    u = _directions(stream, BOTH, op.channels(tuple(w.shape))[1])
+    v = _directions(stream, BOTH, rows.shape[0])
     found = collapse_rows(op.fold_channels(rows, u, 1), v)
     weights = op.fold_weight_input(w.to(torch.float64), u).unsqueeze(1)
     expected = op.project_grad_input(_fold_rows(op.rows(delta), v), weights, x_shape).squeeze(1)
@@ -96,36 +114,33 @@ def verified_grad_weight(
     _expect(gw, w_shape, Pass.GRAD_WEIGHT)
     _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
     outs, ins = op.channels(w_shape)
-    u, v = _directions(stream, outs, op.groups), _directions(stream, ins, op.groups)
-    found = op.contract_folded(op.fold_weight_output(gw.to(torch.float64), u), v)
-    inputs = op.fold_channels(op.rows(x.to(torch.float64)), v, op.groups)
+    apart = inputs_apart(op, w_shape)
+    u = _directions(stream, ONE if apart else BOTH, outs, op.groups)
+    found = op.fold_weight_output(gw.to(torch.float64), u)
+    op, x = op.trimmed(x, w_shape)
+    inputs = op.rows(x.to(torch.float64))
     deltas = op.fold_channels(op.rows(delta.to(torch.float64)), u, op.groups)
-    expected = op.project_grad_weight(inputs, deltas, w_shape)
+    if apart:
+        expected = op.project_grad_weight_inputs(inputs, deltas, w_shape)
+    else:
+        v = _directions(stream, BOTH, ins, op.groups)
+        found = op.contract_folded(found, v)
+        expected = op.project_grad_weight(op.fold_channels(inputs, v, op.groups), deltas, w_shape)
     _compare(Pass.GRAD_WEIGHT, found, expected, spread, gw.numel() + x.numel())
     return gw
+
+
+def inputs_apart(op: BilinearOp, w_shape: Shape) -> bool:
+    """Whether the input channels of a weight gradient are not summed: where there are no taps, or few inputs.
+
+    It is the finer check, with half the repetitions; with taps and many inputs it would cost too much.
+    """
+    return math.prod(w_shape[2:]) == 1 or op.channels(w_shape)[1] // op.groups <= _FEW
 
 
 def deviations(count: int) -> float:
     """z: `count` errors with tails no heavier than a Gaussian's exceed z standard deviations once in 1e9 calls."""
     return math.sqrt(2 * math.log(2 * max(1, count) / FALSE_ALARMS))
-
-
-def compared_numbers(op: BilinearOp, kind: Pass, x_shape: Shape, w_shape: Shape) -> int:
-    """How many numbers a check compares: one for each repetition and position (weight gradient: and group)."""
-    if kind is Pass.GRAD_WEIGHT:
-        return REPETITIONS * op.groups * math.prod(w_shape[2:])
-    shape = op.output_shape(x_shape, w_shape) if kind is Pass.FORWARD else x_shape
-    return REPETITIONS * math.prod(shape[2 : len(w_shape)])
-
-
-def certain_error(spread: float, count: int) -> float:
-    """The smallest error that is sure to be caught, except with probability 2^-40, where `count` numbers are compared.
-
-    It is the rms over the rows and channels that meet in one compared number, there where it is largest. If a single
-    element is wrong, it is this times the square root of how many they are. (The rounding of our own sums adds to it
-    what is far below the spread of float64 workers.) Smaller errors are caught less surely.
-    """
-    return CLEAR * deviations(count) * spread
 
 
 def on_grid(values: Tensor, grid: Grid) -> Tensor:
@@ -329,9 +344,9 @@ def _compare(kind: Pass, found: Tensor, expected: Tensor, spread: float, summed:
         )
 
 
-def _directions(stream: Stream, length: int, groups: int = 1) -> Tensor:
+def _directions(stream: Stream, sides: Sides, length: int, groups: int = 1) -> Tensor:
     """(rep, length): in each group a unit vector of uniform direction."""
-    gaussians = standard_normal(stream, (REPETITIONS, groups, length // groups))
+    gaussians = standard_normal(stream, (sides.repetitions, groups, length // groups))
     return gaussians.div_(gaussians.norm(dim=2, keepdim=True)).flatten(1)
 
 

@@ -33,6 +33,7 @@ class BilinearOp(ABC):
         forward      sum_rows v sum_out u y    ==  project_forward(sum_rows v x, sum_out u w)
         grad_input   sum_rows v sum_in  u gx   ==  project_grad_input(sum_rows v delta, sum_in u w)
         grad_weight  sum_out u sum_in v gw     ==  project_grad_weight(sum_in v x, sum_out u delta)   (in each group)
+        or           sum_out u gw              ==  project_grad_weight_inputs(x, sum_out u delta)
 
     Positions may be weighed too, with one vector s for each spatial axis (for grad_weight: a for each axis of the
     kernel). Then both sides are one number for each rep:
@@ -148,6 +149,14 @@ class BilinearOp(ABC):
     def project_grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
         """(row, group * rep, ...) twice -> (group * rep, ...): one input and one output channel per group and rep."""
 
+    def project_grad_weight_inputs(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
+        """(row, in, ...) and (row, group * rep, ...) -> (rep, in, ...): with one output channel per group and rep."""
+        inputs, kernel, reps = self.channels(w_shape)[1], w_shape[2:], delta.shape[1] // self.groups
+        if self.output_axis:
+            return self.grad_weight(x, delta, (inputs, reps, *kernel)).transpose(0, 1)
+        found = self.grad_weight(x, delta, (self.groups * reps, inputs // self.groups, *kernel))
+        return found.view(self.groups, reps, -1, *kernel).transpose(0, 1).reshape(reps, inputs, *kernel)
+
     def trimmed(self, x: Tensor, w_shape: Shape) -> tuple[BilinearOp, Tensor]:
         """x without positions that no tap meets, and the op that does the same with the rest."""
         return self, x
@@ -185,8 +194,12 @@ def in_blocks(blocks: Sequence[slice], axis: int, shape: Shape, part: Callable[[
 
 def collapse_rows(folded: Tensor, vectors: Tensor) -> Tensor:
     """(row, rep, ...) and (rep, row) -> (rep, ...): each rep with its own weights."""
-    weights = vectors.t().reshape(*folded.shape[:2], *[1] * (folded.dim() - 2))
-    return (folded * weights).sum(0)
+    if folded.dim() == 2:
+        return (folded * vectors.t()).sum(0)
+    total = folded.new_zeros(folded.shape[1:])
+    for row, weights in zip(folded, vectors.t(), strict=True):  # one by one: the sum stays in cache
+        total.addcmul_(row, weights.view(-1, *[1] * (folded.dim() - 2)))
+    return total
 
 
 def settings_of(spec: OpSpec, numbers: Sequence[str], words: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
