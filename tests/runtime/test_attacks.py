@@ -7,12 +7,13 @@ import logging
 import math
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 
 import pytest
 import torch
 
 import darknight as dk
-from darknight.coding import PRIME_25, decoder
+from darknight.coding import PRIME_25, Code, decoder
 from darknight.integrity import real as checks
 from darknight.runtime.trial import OTHER, STALE, WRONG
 from darknight.types import Pass
@@ -28,6 +29,7 @@ SCHEMES = {
     "paper": dk.Scheme.paper(),
     "field parity": dk.Scheme(inputs=2, colluders=1, spares=1, integrity="parity"),
     "field both": dk.Scheme(inputs=2, colluders=1, spares=1, integrity="both"),
+    "real parity": dk.Scheme(inputs=2, colluders=1, spares=1, arithmetic=dk.Real(1e3), integrity="parity"),
     "field off": dk.Scheme(inputs=2, colluders=1, integrity="off"),
     "real both": dk.Scheme(inputs=2, colluders=1, spares=1, arithmetic=dk.Real(1e3), integrity="both"),
     "real off": dk.Scheme(inputs=2, colluders=1, arithmetic=dk.Real(1e3), integrity="off"),
@@ -87,6 +89,24 @@ def arenas(tmp_path_factory, one_thread, insecure):
         one.close()
 
 
+def along_the_code(code: Code, kind: Pass, honest: int) -> dict[int, Fraction]:
+    """Factors for all workers but one that make their errors a codeword: of sources that miss the honest one's row."""
+    mixing, prime = (code.A if kind is Pass.FORWARD else code.B), code.prime
+    row = [Fraction(value) for value in mixing.rows[honest]]
+    sources = [Fraction(number) for number in (2, 3, 5, 7, 11, 13, 17)[: len(row)]]
+    pivot = next(place for place, value in enumerate(row) if value)
+    met = sum(value * source for place, (value, source) in enumerate(zip(row, sources, strict=True)) if place != pivot)
+    sources[pivot] = -met / row[pivot]
+    if prime is not None:
+        sources[pivot] = Fraction(sources[pivot].numerator * pow(sources[pivot].denominator, -1, prime) % prime)
+    factors = {
+        worker: sum(Fraction(value) * source for value, source in zip(mixing.rows[worker], sources, strict=True))
+        for worker in range(mixing.workers)
+        if worker != honest
+    }
+    return factors if prime is None else {worker: Fraction(int(value) % prime) for worker, value in factors.items()}
+
+
 @dataclass
 class Lies:
     """Makes the plans of one attack after another, from a number that says which liar and which element."""
@@ -98,7 +118,6 @@ class Lies:
     def tell(self, attack: str, layer: str, kind: Pass, number: int) -> tuple[Outcome, frozenset[int]]:
         """One call in which workers lie, after as many honest ones as the attack needs; and who the liars are."""
         arena, seats = self.arena, self.arena.seats(kind)
-        everyone = range(arena.scheme.workers)
         liar, options = seats[number % len(seats)], f"passes={kind.value},seed={number}"
         if attack == "one-element" and kind in self.sizes:
             options += f",size={self.sizes[kind] / self._reach(kind, liar):.6g}"
@@ -115,13 +134,14 @@ class Lies:
             return arena.call(layer), frozenset({liar})
         elif attack == "coordinated":
             size = f",size={100 * self.sizes[kind]:.6g}" if kind in self.sizes else ""
-            plans = {j: f"coordinated:{options},factor={j + 1}{size}" for j in everyone if j != everyone[-1]}
+            plans = {j: f"coordinated:{options},factor={factor}{size}" for j, factor in self._agreed(kind, number)}
         else:
             size = f",size={100 * max(self.sizes.values()):.6g}" if self.sizes else ""
             words = "stale-weights" if attack == "stale-weights" else f"altered-weights:seed={number}{size}"
             if kind is Pass.GRAD_INPUT:  # who computes in the forward pass is found there
                 liars = [seat for seat in seats if seat not in arena.seats(Pass.FORWARD)]
             else:
+                everyone = range(arena.scheme.workers)
                 liars = list(everyone) if attack == "altered-weights" and arena.scheme.integrity != "parity" else [liar]
             plans = dict.fromkeys(liars, words)
         arena.arm(plans)
@@ -131,6 +151,15 @@ class Lies:
             if attack != "another-call":
                 arena.new_weights(layer)
         return arena.call(layer), frozenset(plans)
+
+    def _agreed(self, kind: Pass, number: int) -> list[tuple[int, Fraction]]:
+        """Who lies together, and by what multiple of the same error: all but one, along the code if they know it."""
+        scheme = self.arena.scheme
+        if kind is Pass.GRAD_WEIGHT or scheme.mixing == "dense":  # no code, or one that they do not know
+            return [(j, Fraction(j + 1)) for j in range(scheme.workers - 1)]
+        factors = along_the_code(self.arena.code, kind, number % scheme.workers)
+        assert all(factors.values())  # none that would change nothing
+        return list(factors.items())
 
     def _reach(self, kind: Pass, seat: int) -> float:
         """By how much an error in this worker's answer grows on its way into the result."""
@@ -310,35 +339,22 @@ def test_without_checks_every_attack_succeeds(name, attack, lies):
         assert not outcome.named
 
 
-def along_the_code(arena: Arena, kind: Pass, honest: int) -> dict[int, int]:
-    """Factors for all workers but one that make their errors a codeword: its sources miss the honest worker's row."""
-    code = arena.code
-    mixing, prime = (code.A if kind is Pass.FORWARD else code.B), code.prime
-    row = [int(value) for value in mixing.rows[honest]]
-    first, second = [place for place, value in enumerate(row) if value % prime][:2]
-    sources = [0] * len(row)
-    sources[first], sources[second] = row[second], -row[first]
-    return {
-        worker: sum(int(value) * source for value, source in zip(mixing.rows[worker], sources, strict=True)) % prime
-        for worker in range(mixing.workers)
-        if worker != honest
-    }
-
-
 @pytest.mark.parametrize("kind", [Pass.FORWARD, Pass.GRAD_INPUT], ids=lambda kind: kind.value)
-def test_parity_is_blind_to_all_but_one_together_and_freivalds_is_not(kind, arenas):
-    for name, blind in (("field parity", True), ("field both", False)):
-        arena = arenas(name)
-        honest = 0
-        plans = {
-            worker: f"coordinated:passes={kind.value},factor={factor}"
-            for worker, factor in along_the_code(arena, kind, honest).items()
-        }
-        arena.arm(plans)
-        outcome = arena.call("conv2d")
-        assert outcome.wrong() == ({kind} if blind else set())
-        assert bool(outcome.named) == (not blind)
-        assert honest not in outcome.named
+@pytest.mark.parametrize(
+    ("name", "blind"), [("field parity", True), ("field both", False), ("real parity", True), ("real both", False)]
+)
+def test_parity_is_blind_to_all_but_one_together_and_freivalds_is_not(name, blind, kind, arenas):
+    arena = arenas(name)
+    honest = 0
+    plans = {
+        worker: f"coordinated:passes={kind.value},factor={factor}"
+        for worker, factor in along_the_code(arena.code, kind, honest).items()
+    }
+    arena.arm(plans)
+    outcome = arena.call("conv2d")
+    assert outcome.wrong(precision(name)) == ({kind} if blind else set())
+    assert bool(outcome.named) == (not blind)
+    assert honest not in outcome.named
 
 
 @pytest.mark.parametrize(
