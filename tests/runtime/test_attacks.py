@@ -289,6 +289,8 @@ def test_mislabelled_answers_name_their_worker_too(arenas):
         outcome = arena.call("conv2d")
         assert outcome.named == {1}
         assert not outcome.wrong()
+        evidence = arena.runtime.ledger.blamed[-1]
+        assert (evidence.worker, evidence.check) == (arena.fleet.names[1], "form")
 
 
 def test_a_lie_once_in_a_thousand_calls_is_found_and_nothing_else_is(arenas, full, tally):

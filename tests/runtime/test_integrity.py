@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import darknight as dk
+from darknight.fleet import Fleet, Member
 from darknight.runtime.trial import OTHER, STALE, WRONG, Trial
 from darknight.types import Answer, Expected, ForwardTask, Pass, Weights
 from darknight.wire import in_process
-from darknight.worker import Executor
+from darknight.worker import Executor, serve
 from fleet.threads import thread_fleet
 from runtime.liars import Liar, fleet_with, off_by_one, step
 from runtime.scripts import batch, network, train
@@ -41,13 +43,18 @@ def gradients(scheme: dk.Scheme, executors: dict[int, Executor] | None) -> tuple
         return [parameter.grad for parameter in model.parameters()], runtime
 
 
-def does_without(scheme: dk.Scheme, number: int, executor: Executor, reason: str) -> None:
-    """The step is right although a worker is not, and the ledger says who and why."""
+def does_without(
+    scheme: dk.Scheme, number: int, executor: Executor, reason: str, check: str = "", kind: Pass = Pass.FORWARD
+) -> None:
+    """The step is right although a worker is not, and the ledger says who and why. check: of the evidence."""
     found, runtime = gradients(scheme, {number: executor})
     for gradient, expected in zip(found, gradients(scheme, None)[0], strict=True):
         assert torch.equal(gradient, expected)
     assert set(runtime.ledger.missed) == {f"w{number}"}
     assert re.search(rf"worker {number} \(w{number}\).*{reason}", runtime.ledger.reasons[f"w{number}"])
+    found = [(event.worker, event.seat, event.kind, event.check) for event in runtime.ledger.blamed]
+    assert found == ([(f"w{number}", number, kind, check)] if check else [])
+    assert list(runtime.fleet.quarantined) == ([number] if check else [])
 
 
 def assert_right(scheme: dk.Scheme, found: list[Tensor]) -> None:
@@ -249,16 +256,49 @@ def test_parity_schemes_check_the_weight_gradient_by_freivalds():
 
 
 @pytest.mark.parametrize(
-    ("lie", "complaint"),
+    ("lie", "complaint", "check"),
     [
-        (lambda t: t[..., :1].contiguous(), "of shape"),
-        (lambda t: t.double(), "and torch.float64"),
-        (lambda t: t.fill_(2**30), "outside the field"),
-        (lambda t: t.fill_(-1), "outside the field"),
+        (lambda t: t[..., :1].contiguous(), "of shape", "form"),
+        (lambda t: t.double(), "and torch.float64", "form"),
+        (lambda t: t.fill_(2**30), "outside the field", "range"),
+        (lambda t: t.fill_(-1), "outside the field", "range"),
     ],
 )
-def test_an_answer_of_another_form_names_the_worker_and_is_done_without(lie, complaint):
-    does_without(FIELD, 2, Liar(Pass.FORWARD, lie), complaint)
+def test_an_answer_of_another_form_names_the_worker_and_is_done_without(lie, complaint, check):
+    does_without(FIELD, 2, Liar(Pass.FORWARD, lie), complaint, check)
+
+
+def test_whoever_breaks_the_protocol_between_two_calls_is_blamed_when_the_next_one_begins():
+    seats = []
+
+    def member(number: int) -> Member:
+        def dial():
+            link, seat = in_process()
+            seats.append(seat)
+            threading.Thread(target=serve, args=(seat, Executor()), daemon=True).start()
+            return link
+
+        return Member(f"w{number}", f"operator-{number}", dial)
+
+    with Fleet([member(number) for number in range(FIELD.workers)]) as fleet, dk.Runtime(FIELD, fleet) as runtime:
+        model = network()
+        dk.protect_(model, runtime)
+        step(model)
+        assert not runtime.ledger.blamed
+        # Seats are in the order in which workers were dialled, which is nobody's.
+        seats[1].write(10_000, Answer(layer="6", call=1, tensors={}, seconds=0.0))
+        deadline = time.monotonic() + 60
+        while not fleet.quarantined and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (liar,) = fleet.quarantined
+        step(model)
+        step(model)
+        (evidence,) = runtime.ledger.blamed
+        assert (evidence.worker, evidence.check, evidence.layer) == (f"w{liar}", "form", "0")
+        assert f"w{liar} is out: something else than an answer" in str(runtime.ledger)
+        fleet.readmit(liar)
+        step(model)
+        assert len(runtime.ledger.blamed) == 1
 
 
 def test_an_input_that_was_overwritten_blames_nobody():
@@ -383,7 +423,7 @@ def test_an_answer_of_no_known_form_names_the_worker(forged):
             answer = super().handle(message)
             return answer if answer is None else forged(answer)
 
-    does_without(FIELD, 1, Forger(), "broke the protocol")
+    does_without(FIELD, 1, Forger(), "broke the protocol", "form")
 
 
 def test_a_refusal_is_short_and_harmless_to_a_terminal():

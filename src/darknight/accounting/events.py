@@ -69,7 +69,8 @@ class Failed:
 class Blamed:
     """A worker gave an answer that does not fit its own share, and is out. The evidence; no values of data.
 
-    check: what noticed: "freivalds", "parity", or "range" for values that no honest worker can have computed.
+    check: what noticed: "freivalds", "parity", "range" for values that no honest worker can have computed, or "form"
+    for what is no answer to the question; `kind` is then the first pass that the worker was asked for.
     finding: in words, what was wrong.
     """
 

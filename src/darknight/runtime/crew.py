@@ -26,6 +26,7 @@ from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, W
 
 T = TypeVar("T")
 
+_BROKE = "it broke the protocol"  # so begins the reason for which the fleet put such a worker out
 _AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
 
 
@@ -74,6 +75,8 @@ class Crew:
         self.seats = Seats(scheme, fleet)
         self.custody = Custody(fleet.operators, scheme.colluders, one_operator=fleet.insecure_one_operator)
         self._has: dict[int, tuple[int, weakref.WeakSet[SentWeights]]] = {}  # by worker: its epoch, and its weights
+        self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
+        self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
         self._forgotten: deque[int] = deque()
         self._outdated: deque[tuple[str, int]] = deque()
         self.waiting_seconds = 0.0
@@ -83,6 +86,7 @@ class Crew:
     def settle(self) -> None:
         """Standbys take the seats of workers that failed; the ledger hears of it."""
         self._fleet.refuse_closed()
+        self._blame_for_form()
         for change in self.seats.settle():
             name = None if change.worker is None else self._fleet.names[change.worker]
             self._ledger.record(Reseated(seat=change.seat, worker=name, reason=change.reason))
@@ -114,8 +118,12 @@ class Crew:
         for worker, reason in found.lost.items():
             self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
         for seat, order in orders.items():
-            if order.worker in found.impossible:
-                self._blame(layer, seat, order, found.impossible[order.worker])
+            call, worker, kind = order.task.call, order.worker, next(iter(order.expected.shapes), Pass.FORWARD)
+            self._asked[worker] = (layer.label, seat, call, kind)
+            if worker in found.impossible:
+                finding = "values outside the field" if self._prime is not None else "values that are not finite"
+                self._blame(worker, (layer.label, seat, call, found.impossible[worker]), "range", finding)
+        self._blame_for_form()
         return found
 
     def _round(
@@ -175,18 +183,23 @@ class Crew:
     def is_out(self, worker: int) -> bool:
         return worker in self._fleet.quarantined
 
-    def _blame(self, layer: Layer, seat: int, order: Order, kind: Pass) -> None:
+    def _blame(self, worker: int, asked: tuple[str, int, int, Pass], check: str, finding: str) -> None:
+        layer, seat, call, kind = asked
+        name = self.name(worker)
         self._ledger.record(
-            Blamed(
-                layer=layer.label,
-                call=order.task.call,
-                kind=kind,
-                check="range",
-                worker=self.name(order.worker),
-                seat=seat,
-                finding="values outside the field" if self._prime is not None else "values that are not finite",
-            )
+            Blamed(layer=layer, call=call, kind=kind, check=check, worker=name, seat=seat, finding=finding)
         )
+
+    def _blame_for_form(self) -> None:
+        """The ledger hears who broke the protocol, also between two calls; the evidence is what it was asked last.
+
+        One that was never asked anything kept nobody from a result.
+        """
+        out = {worker for worker, reason in self._fleet.quarantined.items() if reason.startswith(_BROKE)}
+        for worker in sorted(out - self._convicted):
+            if worker in self._asked:
+                self._blame(worker, self._asked[worker], "form", "something else than an answer to what it was asked")
+        self._convicted = out
 
     def _count(self, answers: Mapping[int, Answer], waited: float) -> None:
         self.worker_seconds += sum(min(answer.seconds, waited) for answer in answers.values())  # as far as it can be
