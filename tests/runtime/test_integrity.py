@@ -330,16 +330,25 @@ def test_a_worker_that_cannot_compute_says_so():
     does_without(FIELD, 1, Liar(Pass.GRAD_WEIGHT, broken), "refused.*out of memory")
 
 
-def test_if_all_workers_refuse_there_is_something_wrong_with_the_task():
+@pytest.mark.parametrize("label", ["field", "field-parity", "real"])
+@pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)
+def test_if_all_workers_refuse_the_enclave_does_the_pass_and_says_so_once(label, kind):
+    """A task too large for all of them, or workers that would rather end the training: it ends with right weights."""
+
     def broken(_):
         raise RuntimeError("out of memory")
 
-    everyone = {number: Liar(Pass.FORWARD, broken) for number in range(FIELD.workers)}
-    with fleet_with(FIELD, everyone) as fleet, dk.Runtime(FIELD, fleet) as runtime:
-        model = network()
-        dk.protect_(model, runtime)
-        with torch.no_grad(), pytest.raises(dk.errors.WorkerError, match=r"worker 0 \(w0\) refused.*out of memory"):
-            model(batch(6)[0])
+    scheme = SCHEMES[label]
+    everyone = {number: Liar(kind, broken) for number in range(scheme.workers)}
+    with pytest.warns(RuntimeWarning) as told:
+        found, runtime = gradients(scheme, everyone)
+    assert_right(scheme, found)
+    (warning,) = told
+    assert re.search(r"worker 0 \(w0\) refused.*out of memory.*enclave does the pass.*smaller", str(warning.message))
+    assert runtime.ledger.done_in_enclave[kind] > 0
+    assert len(runtime.ledger.missed) >= scheme.base_workers  # a spare is not asked for a weight gradient
+    assert not runtime.ledger.blamed
+    assert not runtime.fleet.quarantined  # it is no lie
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

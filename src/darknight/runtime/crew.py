@@ -7,6 +7,7 @@ Guarantees: no share leaves for a worker that may not have it (`fleet.Custody`);
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -77,6 +78,7 @@ class Crew:
         self._has: dict[int, tuple[int, weakref.WeakSet[SentWeights]]] = {}  # by worker: its epoch, and its weights
         self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
         self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
+        self._warned = False  # of refusals
         self._forgotten: deque[int] = deque()
         self._outdated: deque[tuple[str, int]] = deque()
         self.waiting_seconds = 0.0
@@ -168,6 +170,24 @@ class Crew:
         by = {seat: order.worker for seat, order in orders.items() if order.worker in outcome.answers}
         answers = {seat: outcome.answers[worker].tensors for seat, worker in by.items()}
         return Round(answers, by, lost, outcome.refused, outcome.impossible)
+
+    def warn_of_refusals(self, layer: Layer, first: Round, *passes: Pass) -> None:
+        """If everybody refuses a pass, it is the task that is too large, or a limit too low: once, somebody is told.
+
+        No error: workers could end a training with it. The enclave does the pass. Only the first round of a pass asks
+        everybody: later ones ask those who stand in, of whom one may say what it likes.
+        """
+        done = {kind for tensors in first.answers.values() for kind in tensors}
+        if self._warned or done.issuperset(passes) or len(first.lost) < 2 or not first.refused.issuperset(first.lost):
+            return
+        self._warned = True
+        warnings.warn(
+            f"layer {layer.label}: every worker refused its task, such as {first.lost[min(first.lost)]} The enclave "
+            "does the pass itself, and all others that they refuse, without another warning: that is slow, and the "
+            "ledger counts it. Use smaller batches, or give workers more memory.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def question(self, weights: SentWeights, *, orders: Mapping[int, Order], key: Hashable) -> Round:
         """The same for workers that are suspected. Whoever does not answer has nothing to say, which is no fault.

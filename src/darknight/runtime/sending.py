@@ -55,7 +55,7 @@ class ForwardRound:
             parts=OwnParts(desk.ledger, self._layer, Pass.FORWARD, self._own),
         )
         first = self._ask(found.wanted, also=self._keeping, meanwhile=found.make)
-        _refuse_refusals(first)
+        self._crew.warn_of_refusals(self._layer, first, Pass.FORWARD)
         found.add(first)
         found.fill()
         return found
@@ -153,7 +153,7 @@ class BackwardRound:
         everyone = sorted({seat for part in found.values() for seat in part.wanted})
         kinds = {seat: tuple(kind for kind in self._passes if seat in found[kind].wanted) for seat in everyone}
         first = self._ask(kinds, make)
-        _refuse_refusals(first)
+        self._crew.warn_of_refusals(self._layer, first, *self._passes)
         for part in found.values():
             part.add(first)
         for part in found.values():
@@ -265,12 +265,3 @@ class BackwardRound:
 
 def _nothing(_: AbstractSet[int]) -> None:
     pass
-
-
-def _refuse_refusals(first: Round) -> None:
-    """If everybody refuses a task, it is the task that is wrong, or a limit too low: that is an error.
-
-    Only the first round asks everybody: later ones ask those who stand in, of whom one may say what it likes.
-    """
-    if len(first.lost) > 1 and not first.answers and first.refused.issuperset(first.lost):
-        raise first.lost[min(first.lost)]
