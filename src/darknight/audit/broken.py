@@ -1,0 +1,84 @@
+"""Shares of deliberately broken schemes, for controls: an attack that fails on these proves nothing.
+
+No scheme that a user can construct does any of this. The shares come from the real encoders of darknight.coding, given
+a mixing or a stream that the product never gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from darknight.coding import Field, Mixing, Scheme, draw_code, field, real, virtual_batches
+from darknight.coding.fixed_point import exponent_for, largest_magnitude, quantise_nearest
+from darknight.randomness import Randomness, Stream
+
+
+class Fault(StrEnum):
+    """What is wrong with a scheme."""
+
+    NO_NOISE = "no noise"
+    REUSED_NOISE = "reused noise"
+    MISSING_ROW = "a noise row missing"
+    TORCH_NOISE = "noise from torch's generator"
+
+
+class TorchStream(Stream):
+    """A stream whose words come from torch's Mersenne Twister, as those of a careless implementation would."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__(bytes(32), 0)
+        self._generator = generator
+
+    def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        words = torch.empty(count, dtype=dtype) if out is None else out
+        info = torch.iinfo(dtype)
+        return words.random_(info.min, info.max, generator=self._generator)
+
+
+def broken_shares(batch: Tensor, scheme: Scheme, fault: Fault, *, seed: int) -> Tensor:
+    """(example, *feature) -> (worker, group, *feature), as on the wire. The same seed gives the same noise.
+
+    REUSED_NOISE: one noise row for every virtual batch of every call with this seed. MISSING_ROW: the first of the
+    colluders' noise rows is left out.
+    """
+    randomness = Randomness(seed.to_bytes(32, "big"))
+    mixing = _broken(draw_code(scheme, randomness.fresh()).A, fault)
+    groups = virtual_batches(batch, scheme.inputs)
+    if fault is Fault.REUSED_NOISE:
+        number = randomness.fresh().number
+        parts = [_encoded(mixing, group, scheme, randomness.replay(number), batch) for group in torch.split(groups, 1)]
+        return torch.cat(parts, dim=1)
+    if fault is Fault.TORCH_NOISE:
+        return _encoded(mixing, groups, scheme, TorchStream(torch.Generator().manual_seed(seed)), batch)
+    return _encoded(mixing, groups, scheme, randomness.fresh(), batch)
+
+
+def quantised(batch: Tensor, arithmetic: Field) -> Tensor:
+    """The integers that a field layer masks, at the scale that the runtime would choose."""
+    return quantise_nearest(batch, exponent_for(largest_magnitude(batch), arithmetic.bits))
+
+
+def _encoded(mixing: Mixing, groups: Tensor, scheme: Scheme, stream: Stream, batch: Tensor) -> Tensor:
+    arithmetic = scheme.arithmetic
+    largest = largest_magnitude(batch)
+    if isinstance(arithmetic, Field):
+        integers = quantise_nearest(groups, exponent_for(largest, arithmetic.bits))
+        return field.encode(mixing, integers, arithmetic.prime, stream)
+    return real.encode(mixing, groups, real.grid_for(mixing, arithmetic, largest), stream, arithmetic.dtype)
+
+
+def _broken(mixing: Mixing, fault: Fault) -> Mixing:
+    if fault is Fault.NO_NOISE:
+        return replace(mixing, noise=_without(mixing.noise, range(mixing.colluders)))
+    if fault is Fault.MISSING_ROW:
+        return replace(mixing, noise=_without(mixing.noise, [0]))
+    return mixing
+
+
+def _without(noise: Sequence[Sequence[int]], dropped: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(0 if row in dropped else value for row, value in enumerate(values)) for values in noise)
