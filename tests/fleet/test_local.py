@@ -88,6 +88,16 @@ def test_a_transcript_has_every_answer_that_was_received(fleet):
         fleet.transcript(4)
 
 
+def test_a_transcript_that_was_taken_is_gone_and_the_next_goes_on_from_there(fleet):
+    whole = fleet.transcript(0)
+    assert [id(record) for record in fleet.transcript(0, take=True)] == [id(record) for record in whole]
+    assert not fleet.transcript(0)
+    steps(fleet, 1)
+    later = fleet.transcript(0)
+    assert [record.kind for record in later].count("grad_weight.reply") == 2
+    assert not {id(record) for record in later} & {id(record) for record in whole}
+
+
 def test_a_worker_that_was_killed_is_started_again(fleet):
     old = fleet.processes[1]
 

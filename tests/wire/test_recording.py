@@ -108,6 +108,9 @@ def test_all_kinds_of_messages_arrive_as_they_were(ends):
         assert record.tensor.dtype == wanted.tensor.dtype
         assert record.tensor.shape == wanted.tensor.shape
         assert torch.equal(record.tensor, wanted.tensor)
+    assert len(made.take()) == 9
+    assert not made.records
+    made.wait_for(4, timeout=1)  # what was taken still counts
 
 
 def test_a_reply_is_recorded_before_the_enclave_gets_it(ends):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from darknight.coding import Field, Scheme
-from darknight.fleet import Fleet, local_fleet
+from darknight.fleet import local_fleet
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.types import Record
@@ -21,7 +21,7 @@ class Step:
     """One step of a training: the truth, which only the enclave has, and what each worker saw of it.
 
     examples: the number of each example in the data, in the order of the batch. before, after: the model's state.
-    views[j]: what worker j received and sent, in order.
+    views[j]: what worker j received and sent, in order, of the layers that the recording keeps.
     """
 
     epoch: int
@@ -64,16 +64,16 @@ class Sent:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Recording:
-    """A training and the views of its workers. layers: the protected ones, in the order in which they are called."""
+    """A training and the views of its workers. layers: the first protected layer and the last one."""
 
     scheme: Scheme
     learning_rate: float
-    layers: tuple[str, ...]
+    layers: tuple[str, str]
     steps: tuple[Step, ...]
 
     @property
     def views(self) -> tuple[tuple[Record, ...], ...]:
-        """views[j]: everything that worker j received and sent over the whole training."""
+        """views[j]: what worker j received and sent over the whole training."""
         return tuple(
             tuple(record for step in self.steps for record in step.views[worker])
             for worker in range(self.scheme.workers)
@@ -119,15 +119,16 @@ def record_training(
     """Train `model` in place, by plain gradient descent, on worker processes of this machine that record all they see.
 
     The order of the examples depends on `seed`; the masks do not. What a step adds to the weights is -learning_rate
-    times the gradient of its batch.
+    times the gradient of its batch. Kept is what workers saw of the first and the last protected layer, where images
+    and labels are nearest.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     steps: list[Step] = []
     model.train()
     with local_fleet(scheme, record=True) as fleet, Runtime(scheme, fleet, seed=seed) as runtime:
-        watch = _Watch(fleet)
         protect_(model, runtime)
+        layers: tuple[str, str] | None = None
         try:
             before = _state(model)
             for epoch in range(epochs):
@@ -137,6 +138,8 @@ def record_training(
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     after = _state(model)
+                    views = [fleet.transcript(worker, take=True) for worker in range(scheme.workers)]
+                    layers = layers or _ends(views[0])
                     steps.append(
                         Step(
                             epoch=epoch,
@@ -145,31 +148,25 @@ def record_training(
                             labels=labels[chosen],
                             before=before,
                             after=after,
-                            views=watch.since_last(),
+                            views=tuple(_only(layers, view) for view in views),
                             inputs=scheme.inputs,
                         )
                     )
                     before = after
         finally:
             unprotect_(model)
-    layers = dict.fromkeys(record.layer for record in steps[0].views[0] if record.kind == "forward.share")
-    return Recording(scheme=scheme, learning_rate=learning_rate, layers=tuple(layers), steps=tuple(steps))
+    assert layers is not None
+    return Recording(scheme=scheme, learning_rate=learning_rate, layers=layers, steps=tuple(steps))
 
 
-class _Watch:
-    """Cuts the growing transcripts of a fleet into steps."""
+def _ends(view: Sequence[Record]) -> tuple[str, str]:
+    """The first layer and the last one of a forward pass."""
+    called = [record.layer for record in view if record.kind == "forward.share"]
+    return called[0], called[-1]
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._seen = [0] * fleet.workers
 
-    def since_last(self) -> tuple[tuple[Record, ...], ...]:
-        views = []
-        for worker, seen in enumerate(self._seen):
-            records = self._fleet.transcript(worker)
-            views.append(tuple(records[seen:]))
-            self._seen[worker] = len(records)
-        return tuple(views)
+def _only(layers: tuple[str, str], view: Sequence[Record]) -> tuple[Record, ...]:
+    return tuple(record for record in view if record.layer in layers)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -41,6 +41,8 @@ class Recording(Protocol):
     @property
     def records(self) -> list[Record]: ...
 
+    def take(self) -> list[Record]: ...
+
 
 class Owner(Protocol):
     """Who works with a fleet."""
@@ -258,13 +260,17 @@ class Fleet:
             with suppress(WorkerError):  # one that is gone remembers nothing
                 line.post(Forget(everything=True))
 
-    def transcript(self, worker: int) -> list[Record]:
-        """Every tensor that `worker` received and sent so far, as it was on the wire."""
+    def transcript(self, worker: int, *, take: bool = False) -> list[Record]:
+        """Every tensor that `worker` received and sent so far, as it was on the wire.
+
+        take: and is forgotten here, so that the next transcript goes on from there and the memory does not fill.
+        """
         if self._recordings is None:
             raise FleetError("this fleet keeps no transcripts. Start it with local_fleet(scheme, record=True).")
         if not 0 <= worker < self.workers:
             raise FleetError(f"no worker {worker}; this fleet has workers 0 to {self.workers - 1}.")
-        return self._recordings[worker].records
+        recording = self._recordings[worker]
+        return recording.take() if take else recording.records
 
     # --- beginning and end ------------------------------------------------------------------------------------------
     def _dial_all(self) -> None:

@@ -72,11 +72,14 @@ class LocalFleet(Fleet):
             self._recorded[worker].asked(future)
         return future
 
-    def transcript(self, worker: int) -> list[Record]:
-        """Every tensor that `worker` received and sent, as it was on the wire; at least up to its latest answer."""
+    def transcript(self, worker: int, *, take: bool = False) -> list[Record]:
+        """Every tensor that `worker` received and sent, as it was on the wire; at least up to its latest answer.
+
+        take: and is forgotten here, so that the next transcript goes on from there and the memory does not fill.
+        """
         if self._recorded is not None and 0 <= worker < self.workers:
             self._recorded[worker].wait()
-        return super().transcript(worker)
+        return super().transcript(worker, take=take)
 
 
 class _Recorded:

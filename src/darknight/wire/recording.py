@@ -117,6 +117,11 @@ class Recording:
         with self._changed:
             return self._transcript.records
 
+    def take(self) -> list[Record]:
+        """The records so far, which are forgotten here."""
+        with self._changed:
+            return self._transcript.take()
+
     def wait_for(self, replies: int, timeout: float) -> None:
         """Returns when that many replies are recorded, with all that came before them. Raises TimeoutError."""
         with self._changed:

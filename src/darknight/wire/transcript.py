@@ -15,6 +15,11 @@ class Transcript:
     def records(self) -> list[Record]:
         return list(self._records)
 
+    def take(self) -> list[Record]:
+        """The records so far, which are forgotten here."""
+        taken, self._records = self._records, []
+        return taken
+
     def received(self, message: Message) -> None:
         detail: dict[str, object]
         match message:
