@@ -23,33 +23,35 @@ class Reconstruction:
     """What the decoder made of shares that it was not fitted on.
 
     `examples` are the positions of those shares, `images` what was rebuilt for them. `correlation` compares rebuilt
-    and true images after the mean of the known images is taken from both: 1 is a perfect copy, 0 nothing beyond what
-    anybody knows who has seen such images. `features` names the view of the shares that worked best.
+    and true images after `mean`, that of the known images, is taken from both: 1 is a perfect copy, 0 nothing beyond
+    what anybody knows who has seen such images. `features` names the view of the shares that worked best.
     """
 
     examples: Tensor
     images: Tensor
+    mean: Tensor
     correlation: float
     features: str
 
 
-def best_linear_decoder(shares: Tensor, images: Tensor, *, prime: int | None, seed: int) -> Reconstruction:
+def best_linear_decoder(
+    shares: Tensor, images: Tensor, *, prime: int | None, seed: int, examples: Tensor | None = None
+) -> Reconstruction:
     """Fit on a random half of the pairs (share, image), rebuild the other half.
 
     shares: (example, *features) as on the wire: residues modulo `prime`, or floats where `prime` is None. images:
     (example, *pixels). The view of the shares and the strength of the ridge are chosen on a quarter of the known half
-    that is kept back, as a worker would.
+    that is kept back, as a worker would. examples: (example,) the number of each image, if several shares may belong to
+    one: then all of them are known or none is.
     """
     if len(shares) != len(images) or len(shares) < _FEWEST:
         raise DataError(f"{len(shares)} shares for {len(images)} images; needs one for each, and {_FEWEST} or more.")
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(shares), generator=generator)
-    known, hidden = order[: len(order) // 2], order[len(order) // 2 :].sort().values
-    chosen, fitted = known[: len(known) // 4], known[len(known) // 4 :]
+    fitted, chosen, hidden = split(torch.arange(len(shares)) if examples is None else examples, seed=seed)
+    known = torch.cat([chosen, fitted])
     truth = images.flatten(1).to(torch.float64)
 
     best = None
-    for name, view in _views(shares.flatten(1), prime).items():
+    for name, view in readings(shares.flatten(1), prime).items():
         ridges = _Ridge(view[fitted], truth[fitted])
         for ridge in _RIDGES:
             error = float((ridges.predict(view[chosen], ridge) - truth[chosen]).square().mean())
@@ -62,9 +64,23 @@ def best_linear_decoder(shares: Tensor, images: Tensor, *, prime: int | None, se
     return Reconstruction(
         examples=hidden,
         images=rebuilt.reshape(len(hidden), *images.shape[1:]).to(torch.float32),
+        mean=mean.reshape(images.shape[1:]).to(torch.float32),
         correlation=correlation(rebuilt - mean, truth[hidden] - mean),
         features=name,
     )
+
+
+def split(examples: Tensor, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of shares to fit decoders on, to choose one by, and to try it on: 3/8, 1/8 and 1/2 of the images."""
+    _, image = torch.unique(examples, return_inverse=True)
+    order = torch.randperm(int(image.max()) + 1, generator=torch.Generator().manual_seed(seed))
+    known = len(order) // 2
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    turn = rank[image]
+    places = [(turn >= known // 4) & (turn < known), turn < known // 4, turn >= known]
+    fitted, chosen, hidden = (place.nonzero().squeeze(1) for place in places)
+    return fitted, chosen, hidden
 
 
 def correlation(left: Tensor, right: Tensor) -> float:
@@ -75,7 +91,7 @@ def correlation(left: Tensor, right: Tensor) -> float:
     return float(a @ b) / scale if scale > 0 else 0.0
 
 
-def _views(shares: Tensor, prime: int | None) -> dict[str, Tensor]:
+def readings(shares: Tensor, prime: int | None) -> dict[str, Tensor]:
     """Ways to read a share as real numbers. A residue has no natural place on a line, so several are tried."""
     values = shares.to(torch.float64)
     if prime is None:
