@@ -13,7 +13,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from darknight.coding import Field, Mixing, Scheme, draw_code, field, real, virtual_batches
+from darknight.audit.recording import Recording, Sent, Step
+from darknight.coding import Field, Mixing, Real, Scheme, draw_code, field, real, virtual_batches
 from darknight.coding.fixed_point import exponent_for, largest_magnitude, quantise_nearest
 from darknight.randomness import Randomness, Stream
 
@@ -25,6 +26,7 @@ class Fault(StrEnum):
     REUSED_NOISE = "reused noise"
     MISSING_ROW = "a noise row missing"
     TORCH_NOISE = "noise from torch's generator"
+    WEAK_NOISE = "Gaussian noise of twice the largest value"
 
 
 class TorchStream(Stream):
@@ -44,8 +46,10 @@ def broken_shares(batch: Tensor, scheme: Scheme, fault: Fault, *, seed: int) -> 
     """(example, *feature) -> (worker, group, *feature), as on the wire. The same seed gives the same noise.
 
     REUSED_NOISE: one noise row for every virtual batch of every call with this seed. MISSING_ROW: the first of the
-    colluders' noise rows is left out.
+    colluders' noise rows is left out. WEAK_NOISE: in real arithmetic, whatever the scheme's is.
     """
+    if fault is Fault.WEAK_NOISE:
+        scheme = replace(scheme, arithmetic=Real(noise_std=2.0))
     randomness = Randomness(seed.to_bytes(32, "big"))
     mixing = _broken(draw_code(scheme, randomness.fresh()).A, fault)
     groups = virtual_batches(batch, scheme.inputs)
@@ -56,6 +60,16 @@ def broken_shares(batch: Tensor, scheme: Scheme, fault: Fault, *, seed: int) -> 
     if fault is Fault.TORCH_NOISE:
         return _encoded(mixing, groups, scheme, TorchStream(torch.Generator().manual_seed(seed)), batch)
     return _encoded(mixing, groups, scheme, randomness.fresh(), batch)
+
+
+def broken_sent(recording: Recording, fault: Fault, *, seed: int) -> Sent:
+    """What data workers would have received in a recorded training, had its scheme been broken in this way."""
+
+    def shares(number: int, step: Step) -> Tensor:
+        again = seed if fault is Fault.REUSED_NOISE else seed + number
+        return broken_shares(step.images, recording.scheme, fault, seed=again)
+
+    return recording.sent(shares)
 
 
 def quantised(batch: Tensor, arithmetic: Field) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from darknight.errors import DataError
 
 _FEWEST = 8
+_FARTHEST = 10.0  # deviations from the mean that a feature counts for
 _RIDGES = tuple(10.0**exponent for exponent in range(-4, 7))  # per example; the largest leaves only the mean image
 
 
@@ -116,10 +117,14 @@ class _Ridge:
         # A feature that never changes, such as the border of an image, says nothing: it counts as zero.
         self._scale = torch.where(deviation > 1e-12 * inputs.abs().amax(), 1 / deviation, 0.0)
         self._examples = len(inputs)
-        self._U, self._S, self._V = torch.linalg.svd((inputs - self._centre) * self._scale, full_matrices=False)
+        self._U, self._S, self._V = torch.linalg.svd(self._standard(inputs), full_matrices=False)
         self._loadings = self._U.T @ (targets - self._mean)
 
     def predict(self, inputs: Tensor, ridge: float) -> Tensor:
         shrunk = self._S / (self._S.square() + ridge * self._examples)
-        prediction: Tensor = (inputs - self._centre) * self._scale @ (self._V.T * shrunk) @ self._loadings + self._mean
+        prediction: Tensor = self._standard(inputs) @ (self._V.T * shrunk) @ self._loadings + self._mean
         return prediction
+
+    def _standard(self, inputs: Tensor) -> Tensor:
+        """Around 0 with deviation 1. A residue that wraps around where none did before would outweigh everything."""
+        return ((inputs - self._centre) * self._scale).clamp_(-_FARTHEST, _FARTHEST)

@@ -122,4 +122,4 @@ def _channels(shares: Tensor, shape: torch.Size, prime: int | None, known: Tenso
     channels = torch.cat(read, dim=1)
     centred = channels - channels[known].mean(dim=0)
     deviation = channels[known].std(dim=0)
-    return torch.where(deviation > 0, centred / deviation, 0.0).to(torch.float32)
+    return torch.where(deviation > 0, centred / deviation, 0.0).clamp_(-10.0, 10.0).to(torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,19 +84,26 @@ class Recording:
         """Of the residues that are sent; None where floats are."""
         return self.scheme.arithmetic.prime if isinstance(self.scheme.arithmetic, Field) else None
 
-    def sent(self) -> Sent:
-        """Every share of the first layer that went to a data worker, from all steps."""
-        parts = list(self._parts())
+    def sent(self, instead: Callable[[int, Step], Tensor] | None = None) -> Sent:
+        """Every share of the first layer that went to a data worker, from all steps.
+
+        instead: gives, for a step and its number, other shares (worker, group, *feature) in the place of the real ones.
+        """
+        parts = list(self._parts(instead or self._received))
         return Sent(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
-    def _parts(self) -> Iterator[dict[str, Tensor]]:
+    def _received(self, number: int, step: Step) -> Tensor:
+        shares = [step.seen(worker, self.layers[0], "forward.share") for worker in range(self.scheme.inputs)]
+        return torch.stack(shares)
+
+    def _parts(self, shares: Callable[[int, Step], Tensor]) -> Iterator[dict[str, Tensor]]:
         inputs = self.scheme.inputs
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
+            sent = shares(number, step)
             for worker in range(inputs):
                 chosen = torch.arange(worker, len(step.examples), inputs)
-                shares = step.seen(worker, self.layers[0], "forward.share")[: len(chosen)]  # without padding rows
                 yield {
-                    "shares": shares,
+                    "shares": sent[worker][: len(chosen)],  # without padding rows
                     "images": step.images[chosen],
                     "labels": step.labels[chosen],
                     "examples": step.examples[chosen],

@@ -49,7 +49,7 @@ def curves_chart(
     axes.tick_params(colors=INK, labelsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
     return png_of(figure)
 
 
