@@ -29,7 +29,7 @@ class Scene:
     """The examples of an audit and the recorded trainings on them, each made once, when it is first asked for.
 
     quick: fewer examples and epochs, smaller decoders. seed: of examples, weights, batches and attacks; never of masks.
-    model: a name of the registry; None for one that fits. tell: is told what takes long.
+    tell: is told what takes long.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class Scene:
         *,
         quick: bool,
         seed: int = 0,
-        model: str | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.data, self.quick, self.seed, self.tell = data, quick, seed, tell
@@ -51,7 +50,7 @@ class Scene:
         self.images = _small(data.train.examples(chosen))
         self.labels = data.train.labels[chosen]
         self.classes = data.classes
-        self.model_name = model or ("small-cnn" if min(self.shape[1:]) >= MODELS["small-cnn"].smallest else "mlp")
+        self.model_name = "small-cnn" if min(self.shape[1:]) >= MODELS["small-cnn"].smallest else "mlp"
         self._recordings: dict[tuple[Scheme, str], Recording] = {}
 
     @property

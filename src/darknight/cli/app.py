@@ -9,6 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from darknight import __version__
+from darknight.cli.audit import audit
 from darknight.cli.fleet import fleet
 from darknight.cli.infer import infer
 from darknight.cli.models import models
@@ -29,6 +30,7 @@ app.command("train")(train)
 app.command("infer")(infer)
 app.command("models")(models)
 app.command("plan")(plan)
+app.command("audit")(audit)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 
@@ -65,9 +67,13 @@ def _options_of(command: Any) -> dict[str, Any]:
     if isinstance(commands := getattr(command, "commands", None), dict):
         return {name: _options_of(each) for name, each in commands.items()}
     options = [option for option in command.params if option.param_type_name == "option"]
-    return {
-        max(option.opts, key=len).removeprefix("--"): Kind.FLAG if option.is_flag else Kind.VALUE for option in options
-    }
+    return {max(option.opts, key=len).removeprefix("--"): _kind_of(option) for option in options}
+
+
+def _kind_of(option: Any) -> Kind:
+    if option.multiple:
+        return Kind.TEXTS
+    return Kind.FLAG if option.is_flag else Kind.VALUE
 
 
 def run(arguments: list[str]) -> int:

@@ -52,6 +52,7 @@ class _Target:
         images = (sent.images - sent.images.mean(dim=0)).flatten(1)
         found = correlation_interval(shares - shares.mean(dim=0), images, clusters=sent.examples, seed=self._scene.seed)
         return self._finding(
+            "the share itself",
             measure="correlation of a share with its image",
             found=(found.value, found.low, found.high),
             guessing=0.0,
@@ -82,6 +83,7 @@ class _Target:
             seed=self._scene.seed,
         )
         return self._finding(
+            "linear decoder",
             measure="correlation of the best linear decoder's images, beyond the mean image",
             found=(found.value, found.low, found.high),
             guessing=0.0,
@@ -101,6 +103,7 @@ class _Target:
         guessing = float(structural_similarity(mean, truth, span=span).mean())
         plain = self._broken and not self._mixed
         return self._finding(
+            "trained network",
             measure="structural similarity (SSIM) of a trained network's images",
             found=(found.value, found.low, found.high),
             guessing=guessing,
@@ -128,6 +131,7 @@ class _Target:
 
     def _finding(
         self,
+        way: str,
         *,
         measure: str,
         found: tuple[float, float, float],
@@ -139,7 +143,7 @@ class _Target:
     ) -> Finding:
         value, low, high = found
         return Finding(
-            target=self._target,
+            target=f"{self._target}: {way}",
             must=self._must,
             control=self._broken,
             measure=measure,
