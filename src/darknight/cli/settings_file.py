@@ -59,7 +59,7 @@ def _settings(path: str, within: str, table: Mapping[str, Any], known: Known) ->
                 raise UsageError(f"{path}: {name} is a single value; needs a table, [{name}].")
             found[key] = _settings(path, name, value, kind)
         elif kind.takes(value):
-            found[key.replace("-", "_")] = value
+            found[key.replace("-", "_")] = [value] if kind is Kind.TEXTS and isinstance(value, str) else value
         else:
             raise UsageError(f"{path}: {key} in [{within}] is {type(value).__name__}; needs {kind.value}.")
     return found

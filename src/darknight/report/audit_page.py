@@ -23,7 +23,7 @@ def audit_page(audit: Audit, *, on: date) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>DarKnight audit: {_verdict_words(audit)}</title>
+<title>DarKnight audit: {_verdict_words(audit).lower()}</title>
 <style>{STYLE}</style>
 </head>
 <body>
@@ -62,34 +62,33 @@ def _verdict_words(audit: Audit) -> str:
     wrong = len(audit.surprises)
     if wrong:
         return f"{wrong} of {total} findings {'is' if wrong == 1 else 'are'} not as they must be"
-    return f"all {total} findings are as they must be"
+    return f"All {total} findings are as they must be"
 
 
 def _summary(audit: Audit) -> str:
     rows = []
     for count, each in enumerate(audit.attacks, 1):
-        for place, finding in enumerate(each.findings):
-            first = f'<a href="#{escape(each.attack.key)}">{count}. {escape(each.attack.title)}</a>'
-            rows.append(_row(first if place == 0 else "", finding, begins=place == 0))
+        link = f'<a href="#{escape(each.attack.key)}">{count}. {escape(each.attack.title)}</a>'
+        rows.append(f'<tr class="attack"><th colspan="5" scope="colgroup">{link}</th></tr>')
+        rows += [_row(finding) for finding in each.findings]
     return f"""<section id="summary">
 <h2>Summary</h2>
 <table>
-<thead><tr><th>Attack</th><th>What was attacked</th><th>Must</th><th>Measured, 95 % interval</th><th>Guessing</th>
+<thead><tr><th>Attack, and what was attacked</th><th>Must</th><th>Measured, 95 % interval</th><th>Guessing</th>
 <th>Verdict</th></tr></thead>
 <tbody>{"".join(rows)}</tbody>
 </table>
 </section>"""
 
 
-def _row(attack: str, finding: Finding, *, begins: bool) -> str:
+def _row(finding: Finding) -> str:
     kind = _kind(finding)
-    return f"""<tr class="{kind}{" begins" * begins}{" control" * finding.control}">
-<td class="attack" data-name="Attack">{attack}</td>
-<td data-name="Attacked">{escape(finding.target)}</td>
+    return f"""<tr class="{kind}{" control" * finding.control}">
+<td class="target">{escape(finding.target)}<br><small>{escape(finding.measure)}</small></td>
 <td data-name="Must" class="must">{finding.must}</td>
-<td data-name="Measured">{_measured(finding)}<br><small>{escape(finding.measure)}</small></td>
-<td data-name="Guessing">{number(finding.guessing)}</td>
-<td data-name="Verdict" class="verdict">{_sign(kind)} {verdict(finding)}</td>
+<td data-name="Measured" class="measured">{_measured(finding)}</td>
+<td data-name="Guessing" class="guessing">{number(finding.guessing)}</td>
+<td class="verdict">{_sign(kind)} {verdict(finding)}</td>
 </tr>"""
 
 

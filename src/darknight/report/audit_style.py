@@ -18,7 +18,7 @@ body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 3rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: .2rem 0 .8rem; }
-h1::first-letter { text-transform: none; }
+h3::first-letter, td.target::first-letter { text-transform: uppercase; }
 h2 { font-size: 1.35rem; margin: 0 0 .4rem; }
 h3 { font-size: 1rem; margin: 0 0 .2rem; }
 h1.good { color: var(--good); } h1.bad { color: var(--bad); }
@@ -35,11 +35,10 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th { text-align: left; color: var(--pale); font-weight: 600; padding: .4rem .6rem;
   border-bottom: 2px solid var(--line); }
 td { vertical-align: top; padding: .45rem .6rem; }
-tr.begins td { border-top: 1px solid var(--line); }
+td { border-top: 1px solid var(--line); }
+tr.attack th { padding-top: 1rem; border: 0; font-size: 1rem; }
 tr.bad { background: var(--bad-wash); }
-tr.control td:nth-child(2) { font-style: italic; }
-td.attack { min-width: 10rem; } td.must, .interval { white-space: nowrap; }
-td.verdict { min-width: 9rem; }
+td.must, td.verdict, td.measured, .interval { white-space: nowrap; }
 .good .verdict { color: var(--good); } .bad .verdict { color: var(--bad); font-weight: 700; }
 .shown .verdict { color: var(--shown); }
 details { margin-top: 1.2rem; max-width: 46rem; } summary { cursor: pointer; color: var(--accent); }
@@ -60,7 +59,8 @@ section.attack > p { max-width: 46rem; }
 .gauge .bar, .gauge .dot { fill: var(--good); } .bad .gauge .bar, .bad .gauge .dot { fill: var(--bad); }
 .shown .gauge .bar, .shown .gauge .dot { fill: var(--shown); }
 .gauge .bar { opacity: .45; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem;
+  align-items: start; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .8rem; }
 figure img { display: block; width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: .85rem; color: var(--pale); margin-top: .5rem; }
@@ -72,10 +72,10 @@ footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem;
   thead { display: none; }
   table, tbody, tr, td { display: block; width: 100%; }
   tr { border: 1px solid var(--line); border-radius: 8px; padding: .4rem .2rem; margin-bottom: .7rem; }
-  td, tr.begins td { border: 0; padding: .15rem .7rem; min-width: 0; }
-  td.attack:empty { display: none; }
-  td::before { content: attr(data-name) ": "; color: var(--pale); font-size: .85em; }
-  td.attack::before { content: ""; }
+  tr.attack { border: 0; margin: 0; } tr.attack th { padding: .8rem .2rem .3rem; display: block; }
+  td { border: 0; padding: .1rem .7rem; } td.must { display: none; }
+  td.measured, td.guessing { display: inline-block; width: auto; padding-right: 0; }
+  td[data-name]::before { content: attr(data-name) ": "; color: var(--pale); font-size: .85em; font-weight: 400; }
   .findings { grid-template-columns: 1fr; }
 }
 @media print { .finding, figure, tr { break-inside: avoid; } a { color: inherit; } }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 INK, PALE = "#1a1a2e", "#6b6b80"
 _CELL = 1.05  # inches
-_LABELS = 2.1  # inches, left of the images
+_LABELS = 2.7  # inches, left of the images
 _MARGIN = 0.15
 
 
@@ -53,8 +53,8 @@ def image_rows(rows: list[Row], *, heading: str = "", subheading: str = "", foot
             _frame(axes)
             if column == 0:
                 style: dict[str, Any] = {"ha": "right", "va": "center", "transform": axes.transAxes}
-                axes.text(-0.12, 0.58, row.title, fontsize=10, color=INK, **style)
-                axes.text(-0.12, 0.38, row.subtitle, fontsize=8, color=PALE, **style)
+                axes.text(-0.12, 0.6, row.title, fontsize=13, color=INK, **style)
+                axes.text(-0.12, 0.34, row.subtitle, fontsize=11, color=PALE, **style)
     left = _MARGIN / width
     figure.text(left, 1 - 0.32 / height, heading, fontsize=13, fontweight="bold", color=INK, va="center")
     figure.text(left, 1 - 0.62 / height, subheading, fontsize=9, color=PALE, va="center")

@@ -253,7 +253,7 @@ def _as_sent(integers: Tensor, images: Tensor) -> Tensor:
 
 
 def _pictures(view: _View, worker: int) -> Tensor:
-    return view.shares[:, worker].view(view.images[:, 0].shape)
+    return _centred(view.shares[:, worker], view.prime).view(view.images[:, 0].shape)
 
 
 # --- words and pictures -----------------------------------------------------------------------------------------------

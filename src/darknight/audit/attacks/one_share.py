@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from darknight.audit.attack import Attack
 from darknight.audit.broken import Fault, broken_sent
 from darknight.audit.finding import Finding, Must, Picture
@@ -48,7 +50,7 @@ class _Target:
     def plain(self) -> Finding:
         """The share as it is, pixel by pixel."""
         sent = self._sent
-        shares = next(iter(readings(sent.shares.flatten(1), self._prime).values()))
+        shares = self._plainest(slice(None))
         images = (sent.images - sent.images.mean(dim=0)).flatten(1)
         found = correlation_interval(shares - shares.mean(dim=0), images, clusters=sent.examples, seed=self._scene.seed)
         return self._finding(
@@ -62,6 +64,10 @@ class _Target:
             else "Seen as numbers around zero, shares have nothing in common with the images behind them.",
             details={"shares": len(sent.shares)},
         )
+
+    def _plainest(self, chosen: Tensor | slice) -> Tensor:
+        """Shares as numbers around zero."""
+        return next(iter(readings(self._sent.shares[chosen].flatten(1), self._prime).values()))
 
     def decoded(self) -> list[Finding]:
         """By the best linear decoder, and by a network."""
@@ -122,7 +128,7 @@ class _Target:
         mixed = f"; each share is a mixture of {self._inputs} images, of which the first is shown" * self._mixed
         rows = [
             Row(title="Original", subtitle="stays in the enclave", images=truth, span=span),
-            Row(title="What a worker received", subtitle="its share", images=sent.shares[shown]),
+            Row(title="What a worker received", subtitle="its share", images=self._plainest(shown).view_as(truth)),
             Row(title="Best linear decoder", subtitle="", images=linear.images[:_COLUMNS], span=span),
             Row(title="Trained network", subtitle="", images=neural.images[:_COLUMNS], span=span),
         ]
