@@ -77,18 +77,22 @@ def _error(network: _Decoder, inputs: Tensor, images: Tensor) -> float:
 
 
 class _Decoder(nn.Module):
-    """Two roads that are added to the mean image: convolutions, for what stays in its place, and linear layers."""
+    """Two roads that are added to the mean image: linear layers, and for what stays in its place convolutions."""
 
     def __init__(self, shape: torch.Size, mean: Tensor) -> None:
         super().__init__()
         features = math.prod(shape)
         self.mean = nn.Buffer(mean)
-        self.near = nn.Sequential(
-            nn.Conv2d(shape[0], _CHANNELS, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1),
-            nn.ReLU(),
-            _silent(nn.Conv2d(_CHANNELS, mean.shape[0], 3, padding=1)),
+        self.near = (
+            nn.Sequential(
+                nn.Conv2d(shape[0], _CHANNELS, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1),
+                nn.ReLU(),
+                _silent(nn.Conv2d(_CHANNELS, mean.shape[0], 3, padding=1)),
+            )
+            if shape[1:] == mean.shape[1:]
+            else None
         )
         self.far = nn.Sequential(
             nn.Flatten(),
@@ -99,8 +103,8 @@ class _Decoder(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        image: Tensor = self.mean + self.near(inputs) + self.far(inputs).view(-1, *self.mean.shape)
-        return image
+        image: Tensor = self.mean + self.far(inputs).view(-1, *self.mean.shape)
+        return image if self.near is None else image + self.near(inputs)
 
 
 def _silent(layer: nn.Conv2d | nn.Linear) -> nn.Module:

@@ -51,7 +51,7 @@ class Scene:
         self.labels = data.train.labels[chosen]
         self.classes = data.classes
         self.model_name = "small-cnn" if min(self.shape[1:]) >= MODELS["small-cnn"].smallest else "mlp"
-        self._recordings: dict[tuple[Scheme, str], Recording] = {}
+        self._recordings: dict[tuple[Scheme, str, int, int], Recording] = {}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,18 +63,21 @@ class Scene:
         """A new model for the images, always with the same weights."""
         return build_model(name or self.model_name, shape=self.shape, classes=self.classes, seed=self.seed)
 
-    def recording(self, scheme: Scheme, model: str | None = None) -> Recording:
-        """A training on these examples by separate worker processes that keep what they saw."""
-        key = scheme, model or self.model_name
+    def recording(
+        self, scheme: Scheme, model: str | None = None, *, examples: int | None = None, epochs: int | None = None
+    ) -> Recording:
+        """A training by separate worker processes that keep what they saw, on these examples or the first of them."""
+        name, count = model or self.model_name, min(examples or len(self.images), len(self.images))
+        key = scheme, name, count, epochs or self.epochs
         if key not in self._recordings:
-            self.tell(f"recording a training of {key[1]} by {scheme.workers} workers")
+            self.tell(f"recording {key[-1]} epochs of a training of {name} by {scheme.workers} workers")
             self._recordings[key] = record_training(
                 scheme,
-                model=self.model(key[1]),
-                images=self.images,
-                labels=self.labels,
+                model=self.model(name),
+                images=self.images[:count],
+                labels=self.labels[:count],
                 batch_size=96,
-                epochs=self.epochs,
+                epochs=key[-1],
                 learning_rate=0.05,
                 seed=self.seed,
             )

@@ -50,7 +50,7 @@ def read_settings_file(path: str, known: Known, command: str | None) -> dict[str
 
 def _settings(path: str, within: str, table: Mapping[str, Any], known: Known) -> dict[str, Any]:
     _refuse_unknown(path, f"key in [{within}]", table, known)
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in table.items():
         kind = known[key]
         if not isinstance(kind, Kind):

@@ -12,7 +12,7 @@ from darknight.audit.attack import Attack
 from darknight.audit.broken import Fault, broken_sent
 from darknight.audit.finding import Finding, Must, Picture
 from darknight.audit.intervals import Interval, correlation_interval
-from darknight.audit.recording import Recording, Sent, record_training
+from darknight.audit.recording import Recording, Sent
 from darknight.audit.scene import Scene, default_scheme
 from darknight.report import Curve, Row, curves_chart, image_rows
 
@@ -22,7 +22,8 @@ _MODEL = "mlp"  # many epochs of few images, and of the cheapest network: what c
 
 
 def run(scene: Scene) -> Sequence[Finding]:
-    recording = _many_epochs(scene)
+    count, epochs = (96, 16) if scene.quick else (192, 64)
+    recording = scene.recording(default_scheme(), _MODEL, examples=count, epochs=epochs)
     targets = [
         ("the default scheme", False, recording.sent(), recording.prime),
         ("control: reused noise", True, broken_sent(recording, Fault.REUSED_NOISE, seed=scene.seed), recording.prime),
@@ -49,21 +50,6 @@ def run(scene: Scene) -> Sequence[Finding]:
         ),
     )
     return [_finding(recording, *each, pictures=(chart,) * (number == 0)) for number, each in enumerate(findings)]
-
-
-def _many_epochs(scene: Scene) -> Recording:
-    count, epochs = (96, 16) if scene.quick else (192, 64)
-    scene.tell(f"recording {epochs} epochs of a training of {_MODEL}")
-    return record_training(
-        default_scheme(),
-        model=scene.model(_MODEL),
-        images=scene.images[:count],
-        labels=scene.labels[:count],
-        batch_size=96,
-        epochs=epochs,
-        learning_rate=0.05,
-        seed=scene.seed,
-    )
 
 
 def _counts(recording: Recording) -> list[int]:

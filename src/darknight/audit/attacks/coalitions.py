@@ -14,7 +14,7 @@ from darknight.audit.attack import Attack
 from darknight.audit.finding import Finding, Must, Picture
 from darknight.audit.intervals import Interval, correlation_interval, share_interval
 from darknight.audit.linear_decoder import best_linear_decoder, correlation
-from darknight.audit.recording import Recording, record_training
+from darknight.audit.recording import Recording
 from darknight.audit.scene import Scene, default_scheme
 from darknight.coding import Field, Scheme, draw_code
 from darknight.coding.algebra import inverse
@@ -31,18 +31,7 @@ _COLUMNS = 8
 def run(scene: Scene) -> Sequence[Finding]:
     findings = _against(scene, "the default scheme", scene.recording(default_scheme()), pairs=True)
     if not scene.quick:
-        scheme = Scheme(inputs=2, colluders=2)
-        scene.tell(f"recording a training by {scheme.workers} workers, 2 of which may collude")
-        recording = record_training(
-            scheme,
-            model=scene.model("mlp"),
-            images=scene.images[:480],
-            labels=scene.labels[:480],
-            batch_size=96,
-            epochs=4,
-            learning_rate=0.05,
-            seed=scene.seed,
-        )
+        recording = scene.recording(Scheme(inputs=2, colluders=2), "mlp", examples=480, epochs=4)
         findings += _against(scene, "a scheme for two colluders", recording, pairs=False)
     return findings
 
