@@ -23,6 +23,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt src/darknight/kernels/weigh.c
 
 run: $(STAMP) ## train a small network on scikit-learn's digits, privately and in the clear
 	$(BIN)/darknight train --output darknight-demo
+	@echo "Attack it yourself, in a minute: $(BIN)/darknight audit --quick --output darknight-demo (darknight-demo/audit.html)"
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -39,5 +40,5 @@ bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that tools leave behind
-	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo darknight-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
