@@ -22,7 +22,7 @@ def reduced(basis: Sequence[Sequence[int]]) -> list[list[int]]:
     kept as integers over common denominators, so nothing is ever rounded.
 
     >>> reduced([[101, 0], [57, 1]])
-    [[-4, 7], [13, 2]]
+    [[-5, 7], [8, 9]]
     """
     work = _Reduction(basis)
     numerator, denominator = _LOVASZ

@@ -31,7 +31,12 @@ _LOPSIDED = 0.05  # how far the middle of a range is from zero, in ranges, for i
 def run(scene: Scene) -> Sequence[Finding]:
     scene.tell("pooling all shares")
     ours, paper = scene.recording(default_scheme()), scene.recording(Scheme.paper())
-    return _default(scene, ours), _dense_field(scene), _paper(scene, paper), _one_share(scene, ours)
+    return (
+        _default(scene, ours),
+        _dense_field(scene),
+        _paper(scene, paper),
+        _one_share(scene, ours),
+    )
 
 
 # --- the default scheme: public coefficients --------------------------------------------------------------------------
@@ -40,9 +45,13 @@ def _default(scene: Scene, recording: Recording) -> Finding:
     shares = torch.stack(_all_shares(recording))
     assert recording.prime is not None
     rebuilt = field.decode(draw_code(scheme, Randomness(bytes(32)).fresh()).A, dict(enumerate(shares)), recording.prime)
+    known = scene.images[len(step.images) :]
+    scale = float(known.max() - known.min()) / float(
+        rebuilt.max() - rebuilt.min()
+    )  # a power of two that was never sent
     return _finding(
         scene,
-        rebuilt.transpose(0, 1).flatten(2),
+        rebuilt.transpose(0, 1).flatten(2) * scale,
         step.images,
         target="control: the default scheme, all shares of a recorded step",
         words="Coefficients of the default code are public: subtract the noise row that one worker carries from the "
@@ -61,7 +70,7 @@ def _dense_field(scene: Scene) -> Finding:
     known = scene.images[len(images) :]
     return _finding(
         scene,
-        unmixed_field(shares.flatten(2), arithmetic.prime, known, inputs=_DENSE.inputs, seed=scene.seed),
+        upright(unmixed_field(shares.flatten(2), arithmetic.prime, known, _DENSE.inputs, scene.seed), known),
         images,
         target="control: the field with secret coefficients, all shares of a masking",
         words="Secret coefficients do not help. The combinations of all shares form a lattice, whose shortest vectors "
@@ -70,7 +79,7 @@ def _dense_field(scene: Scene) -> Finding:
     )
 
 
-def unmixed_field(shares: Tensor, prime: int, known: Tensor, *, inputs: int, seed: int) -> Tensor:
+def unmixed_field(shares: Tensor, prime: int, known: Tensor, inputs: int, seed: int) -> Tensor:
     """(worker, group, feature) residues of the dense code -> (input, group, feature), as `told_apart` leaves them.
 
     known: other images of the kind. The lattice is searched where those differ, not in a background.
@@ -87,7 +96,7 @@ def _paper(scene: Scene, recording: Recording) -> Finding:
     shares = torch.stack(_all_shares(recording))
     return _finding(
         scene,
-        unmixed_real(shares[: scheme.base_workers].flatten(2)),
+        upright(unmixed_real(shares[: scheme.base_workers].flatten(2)), scene.images[len(step.images) :]),
         step.images,
         target="control: the paper's setting, all shares of a recorded step",
         words="The noise is the same in all shares but for its sign, so it cancels. What is left are mixtures of the "
@@ -116,7 +125,7 @@ def _one_share(scene: Scene, recording: Recording) -> Finding:
     known = scene.images[len(step.images) :]
     return _finding(
         scene,
-        unmixed_field(torch.stack(share).flatten(2), recording.prime, known, inputs=1, seed=scene.seed),
+        upright(unmixed_field(torch.stack(share).flatten(2), recording.prime, known, 1, scene.seed), known),
         step.images[:: scheme.inputs],
         target="the default scheme, one share: what one operator may have",
         words="The same lattice reduction on the shares of one worker finds nothing that is shorter than chance.",
@@ -155,11 +164,10 @@ def _finding(
     shares: Tensor,
     must: Must = Must.SUCCEED,
 ) -> Finding:
-    """rebuilt: (input, group, feature), of unknown order, sign and scale. shares: (worker, *feature) of one masking."""
+    """rebuilt: (input, group, feature), of unknown order. shares: (worker, *feature) of one masking."""
     inputs, groups, features = rebuilt.shape
-    known = scene.images[len(truth) :]
     rows = virtual_batches(truth, inputs).transpose(0, 1).flatten(1)
-    images = paired(upright(rebuilt, known).flatten(1), rows).view(inputs, groups, features)
+    images = paired(rebuilt.flatten(1), rows).view(inputs, groups, features)
     images = images.transpose(0, 1).reshape(-1, *truth.shape[1:])[: len(truth)].to(torch.float32)
     # Without what all of them have in common: a fixed picture, the average image or any other, must count for nothing.
     found = correlation_interval(images - images.mean(dim=0), truth - truth.mean(dim=0), seed=scene.seed)
