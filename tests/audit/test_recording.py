@@ -60,10 +60,9 @@ def test_examples_are_named_rightly(recording, digits):
 
 def test_only_the_first_and_the_last_layer_are_kept(recording):
     assert recording.layers == ("layers.1", "layers.5")
-    kinds = {"weights", "forward.share", "forward.reply", "backward.share", "grad_input.reply", "grad_weight.reply"}
     for view in recording.views:
         assert {record.layer for record in view} == set(recording.layers)
-        assert {record.kind for record in view} <= kinds
+        assert {record.kind for record in view} == {"weights", "forward.share", "backward.share"}
         assert sum(record.kind == "forward.share" for record in view) == 8
 
 
@@ -118,18 +117,11 @@ def test_each_fault_does_what_it_says(digits):
     def shares(fault, scheme=SCHEME, seed=0, images=images):
         return broken_shares(images, scheme, fault, seed=seed).to(torch.float64)
 
-    prime = SCHEME.arithmetic.prime
     reused = shares(Fault.REUSED_NOISE)[SCHEME.inputs + 1]  # the carrier of r has nothing but noise
     assert all(torch.equal(reused[0], other) for other in reused)
     assert torch.equal(reused, shares(Fault.REUSED_NOISE, images=images.flip(0))[SCHEME.inputs + 1])
-    torch_noise = shares(Fault.TORCH_NOISE)[SCHEME.inputs + 1]
-    assert not torch.equal(torch_noise[0], torch_noise[1])
-    assert torch.equal(torch_noise, shares(Fault.TORCH_NOISE)[SCHEME.inputs + 1])
-    assert abs(float(torch_noise.mean()) / prime - 0.5) < 0.1
-    two = Scheme(inputs=2, colluders=2)
-    first, second = shares(Fault.MISSING_ROW, two)[-2:]
-    assert not first.any()
-    assert second.any()
+    assert abs(float(reused.mean()) / SCHEME.arithmetic.prime - 0.5) < 0.2
+    assert not shares(Fault.NO_NOISE, Scheme(inputs=2, colluders=2))[-2:].any()
     weak = shares(Fault.WEAK_NOISE)
     assert 1.5 < float(weak[-1].std() / images.abs().max()) < 2.5
 

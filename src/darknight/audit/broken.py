@@ -1,12 +1,11 @@
 """Shares of deliberately broken schemes, for controls: an attack that fails on these proves nothing.
 
-No scheme that a user can construct does any of this. The shares come from the real encoders of darknight.coding, given
-a mixing or a stream that the product never gives them.
+The shares come from the real encoders of darknight.coding, given a mixing or a stream that the product never gives
+them. Only too little noise could a user ask for, in real arithmetic, with a bound that says what it costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -24,41 +23,26 @@ class Fault(StrEnum):
 
     NO_NOISE = "no noise"
     REUSED_NOISE = "reused noise"
-    MISSING_ROW = "a noise row missing"
-    TORCH_NOISE = "noise from torch's generator"
     WEAK_NOISE = "Gaussian noise of twice the largest value"
-
-
-class TorchStream(Stream):
-    """A stream whose words come from torch's Mersenne Twister, as those of a careless implementation would."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__(bytes(32), 0)
-        self._generator = generator
-
-    def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        words = torch.empty(count, dtype=dtype) if out is None else out
-        info = torch.iinfo(dtype)
-        return words.random_(info.min, info.max, generator=self._generator)
 
 
 def broken_shares(batch: Tensor, scheme: Scheme, fault: Fault, *, seed: int) -> Tensor:
     """(example, *feature) -> (worker, group, *feature), as on the wire. The same seed gives the same noise.
 
-    REUSED_NOISE: one noise row for every virtual batch of every call with this seed. MISSING_ROW: the first of the
-    colluders' noise rows is left out. WEAK_NOISE: in real arithmetic, whatever the scheme's is.
+    REUSED_NOISE: the same noise for every virtual batch of every call with this seed. WEAK_NOISE: in real arithmetic,
+    whatever the scheme's is.
     """
     if fault is Fault.WEAK_NOISE:
         scheme = replace(scheme, arithmetic=Real(noise_std=2.0))
     randomness = Randomness(seed.to_bytes(32, "big"))
-    mixing = _broken(draw_code(scheme, randomness.fresh()).A, fault)
+    mixing = draw_code(scheme, randomness.fresh()).A
+    if fault is Fault.NO_NOISE:
+        mixing = replace(mixing, noise=tuple((0,) * mixing.colluders for _ in mixing.noise))
     groups = virtual_batches(batch, scheme.inputs)
     if fault is Fault.REUSED_NOISE:
         number = randomness.fresh().number
         parts = [_encoded(mixing, group, scheme, randomness.replay(number), batch) for group in torch.split(groups, 1)]
         return torch.cat(parts, dim=1)
-    if fault is Fault.TORCH_NOISE:
-        return _encoded(mixing, groups, scheme, TorchStream(torch.Generator().manual_seed(seed)), batch)
     return _encoded(mixing, groups, scheme, randomness.fresh(), batch)
 
 
@@ -84,15 +68,3 @@ def _encoded(mixing: Mixing, groups: Tensor, scheme: Scheme, stream: Stream, bat
         integers = quantise_nearest(groups, exponent_for(largest, arithmetic.bits))
         return field.encode(mixing, integers, arithmetic.prime, stream)
     return real.encode(mixing, groups, real.grid_for(mixing, arithmetic, largest), stream, arithmetic.dtype)
-
-
-def _broken(mixing: Mixing, fault: Fault) -> Mixing:
-    if fault is Fault.NO_NOISE:
-        return replace(mixing, noise=_without(mixing.noise, range(mixing.colluders)))
-    if fault is Fault.MISSING_ROW:
-        return replace(mixing, noise=_without(mixing.noise, [0]))
-    return mixing
-
-
-def _without(noise: Sequence[Sequence[int]], dropped: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(0 if row in dropped else value for row, value in enumerate(values)) for values in noise)

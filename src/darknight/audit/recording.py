@@ -15,13 +15,15 @@ from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.types import Record
 
+_RECEIVED = ("weights", "forward.share", "backward.share")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
     """One step of a training: the truth, which only the enclave has, and what each worker saw of it.
 
     examples: the number of each example in the data, in the order of the batch. before, after: the model's state.
-    views[j]: what worker j received and sent, in order, of the layers that the recording keeps.
+    views[j]: what worker j received, in order, of the layers that the recording keeps.
     """
 
     epoch: int
@@ -73,7 +75,7 @@ class Recording:
 
     @property
     def views(self) -> tuple[tuple[Record, ...], ...]:
-        """views[j]: what worker j received and sent over the whole training."""
+        """views[j]: what worker j received over the whole training."""
         return tuple(
             tuple(record for step in self.steps for record in step.views[worker])
             for worker in range(self.scheme.workers)
@@ -126,8 +128,8 @@ def record_training(
     """Train `model` in place, by plain gradient descent, on worker processes of this machine that record all they see.
 
     The order of the examples depends on `seed`; the masks do not. What a step adds to the weights is -learning_rate
-    times the gradient of its batch. Kept is what workers saw of the first and the last protected layer, where images
-    and labels are nearest.
+    times the gradient of its batch. Kept is what workers received of the first and the last protected layer, where
+    images and labels are nearest; what they sent follows from it.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -173,7 +175,7 @@ def _ends(view: Sequence[Record]) -> tuple[str, str]:
 
 
 def _only(layers: tuple[str, str], view: Sequence[Record]) -> tuple[Record, ...]:
-    return tuple(record for record in view if record.layer in layers)
+    return tuple(record for record in view if record.layer in layers and record.kind in _RECEIVED)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

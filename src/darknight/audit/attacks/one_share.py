@@ -7,44 +7,50 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from darknight.audit.attack import Attack
-from darknight.audit.broken import Fault, broken_sent
+from darknight.audit.broken import Fault, broken_sent, broken_shares
 from darknight.audit.finding import Finding, Must, Picture
 from darknight.audit.intervals import correlation_interval, mean_interval
 from darknight.audit.likeness import structural_similarity
 from darknight.audit.linear_decoder import Reconstruction, best_linear_decoder, readings
 from darknight.audit.neural_decoder import Decoded, trained_decoder
-from darknight.audit.recording import Recording, Sent
+from darknight.audit.recording import Recording, Sent, Step
 from darknight.audit.scene import Scene, default_scheme
-from darknight.coding import Scheme
+from darknight.coding import Real, Scheme
 from darknight.report import Row, image_rows
 
 _CORRELATION = 0.2  # a twenty-fifth of the variance
 _LIKENESS = 0.05  # above that of the mean image
 _GOOD = 0.5  # structural similarity that a decoder reaches where there is something to decode
 _COLUMNS = 8
+_BARE = "control: the default scheme without noise"
+_FLOATS = Scheme(inputs=Scheme.paper().inputs, colluders=1, arithmetic=Real(noise_std=1.0))
 
 
 def run(scene: Scene) -> Sequence[Finding]:
     default, paper = scene.recording(default_scheme()), scene.recording(Scheme.paper())
-    findings = []
-    for recording, name in ((default, "the default scheme"), (paper, "the paper's scheme")):
-        real = _Target(scene, recording, recording.sent(), name, broken=False)
-        bare = _Target(scene, recording, broken_sent(recording, Fault.NO_NOISE, seed=scene.seed), name, broken=True)
-        for target in (real, bare):
-            decoded = target.decoded()
-            # The paper's code mixes images with secret coefficients, fresh for each call: nothing for a linear map.
-            findings += [target.plain(), *decoded] if recording is default else decoded[-1:]
-    return findings
+    ours = _Target(scene, default, default.sent(), "the default scheme")
+    bare = _Target(scene, default, broken_sent(default, Fault.NO_NOISE, seed=scene.seed), _BARE, broken=True)
+    # The paper's code mixes images with secret coefficients, fresh for each call: nothing for a linear map.
+    theirs = _Target(scene, paper, paper.sent(), "the paper's scheme")
+    floats = _Target(scene, paper, paper.sent(_floats_without_noise), "control: floats without noise", broken=True)
+    return [
+        *(each for target in (ours, bare) for each in (target.plain(), *target.decoded())),
+        *(target.decoded()[-1] for target in (theirs, floats)),
+    ]
+
+
+def _floats_without_noise(number: int, step: Step) -> Tensor:
+    return broken_shares(step.images, _FLOATS, Fault.NO_NOISE, seed=number)
 
 
 class _Target:
     """Shares and their images, and what decoders make of them."""
 
-    def __init__(self, scene: Scene, recording: Recording, sent: Sent, name: str, *, broken: bool) -> None:
+    def __init__(self, scene: Scene, recording: Recording, sent: Sent, name: str, *, broken: bool = False) -> None:
         self._scene, self._prime, self._sent, self._broken = scene, recording.prime, sent, broken
         self._inputs = recording.scheme.inputs
-        self._mixed = recording.scheme.mixing == "dense"
-        self._target = f"control: {name} without noise" if broken else name
+        self._mixed = recording.scheme.mixing == "dense" and not broken
+        self._target = name
         self._must = Must.SUCCEED if broken else Must.FAIL
 
     def plain(self) -> Finding:
@@ -107,13 +113,12 @@ class _Target:
         found = mean_interval(structural_similarity(neural.images, truth, span=span), clusters=owners, seed=seed)
         mean = neural.mean.expand_as(truth)
         guessing = float(structural_similarity(mean, truth, span=span).mean())
-        plain = self._broken and not self._mixed
         return self._finding(
             "trained network",
             measure="structural similarity (SSIM) of a trained network's images",
             found=(found.value, found.low, found.high),
             guessing=guessing,
-            threshold=max(_GOOD, guessing + _LIKENESS) if plain else guessing + _LIKENESS,
+            threshold=max(_GOOD, guessing + _LIKENESS) if self._broken else guessing + _LIKENESS,
             words="With the same budget, the network rebuilds images that it was not shown."
             if self._broken
             else "Nothing that the network learned helps on images that it was not shown: the mean image is its best.",
