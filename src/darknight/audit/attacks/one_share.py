@@ -79,7 +79,7 @@ class _Target:
         """By the best linear decoder, and by a network."""
         sent, seed = self._sent, self._scene.seed
         self._scene.tell(f"training decoders: {self._target}")
-        epochs = 12 if self._scene.quick else 40
+        epochs = 12 if self._scene.quick else 20
         linear = best_linear_decoder(sent.shares, sent.images, prime=self._prime, seed=seed, examples=sent.examples)
         neural = trained_decoder(
             *(sent.shares, sent.images), prime=self._prime, seed=seed, examples=sent.examples, epochs=epochs
