@@ -40,6 +40,8 @@ SLOWEST = (
     "wire/test_grpc.py",
     "fleet/test_local.py",
     "fleet/test_worker_memory.py",
+    "audit/test_shares_attacks.py",
+    "audit/test_recorded_attacks.py",
     "cli/test_fleet.py",
     "coding/test_privacy_statistics.py",
     "integrity/test_freivalds.py",

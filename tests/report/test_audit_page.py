@@ -120,6 +120,12 @@ def test_a_failed_audit_says_so_first_and_where(scene):
     assert "✗" in text
 
 
+def test_one_surprise_is_singular(scene):
+    page = page_of(scene, attack(finding(high=0.5), broken()))
+    assert "1 of 2 findings is not as it must be" in page
+    assert "undecided, and must fail" in page
+
+
 def test_no_text_is_taken_for_markup(scene):
     nasty = finding(
         target=NASTY,

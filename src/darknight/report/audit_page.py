@@ -61,7 +61,7 @@ def _verdict_words(audit: Audit) -> str:
     total = sum(len(each.findings) for each in audit.attacks)
     wrong = len(audit.surprises)
     if wrong:
-        return f"{wrong} of {total} findings {'is' if wrong == 1 else 'are'} not as they must be"
+        return f"{wrong} of {total} findings {'is not as it' if wrong == 1 else 'are not as they'} must be"
     return f"All {total} findings are as they must be"
 
 

@@ -205,11 +205,11 @@ def _with_all_carriers(name: str, recording: Recording, view: _View) -> Finding:
     modes = (images == images.flatten(1).mode(dim=0).values.view(images.shape[1:])).double().mean()
     span = float(images.min()), float(images.max())
     shown = slice(None, _COLUMNS)
-    carriers = "the carrier of r" if M == 1 else f"all {M} carriers of r"
+    carriers = "the carrier of r" if M == 1 else f"all carriers of r, {M} of them"
     rows = [
         Row(title="Original", subtitle="stays in the enclave", images=images[shown], span=span),
         Row(title="Data worker's share", subtitle="image plus noise", images=_pictures(view, members[0])[shown]),
-        Row(title="Carrier's share", subtitle="noise", images=_pictures(view, members[1])[shown]),
+        Row(title="A carrier's share", subtitle="noise", images=_pictures(view, members[1])[shown]),
         Row(title="Together", subtitle="noise subtracted", images=integers[shown]),
     ]
     return Finding(
@@ -228,7 +228,7 @@ def _with_all_carriers(name: str, recording: Recording, view: _View) -> Finding:
         pictures=(
             Picture(
                 title=f"A data worker with {carriers}",
-                caption="One share alone is noise. The difference of the two is the image.",
+                caption="One share alone is noise. Together they are the image.",
                 png=image_rows(rows),
             ),
         ),
