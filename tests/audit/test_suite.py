@@ -36,6 +36,7 @@ def test_attacks_run_in_their_order_and_everything_is_in_the_summary(scene):
     first, control = summary["attacks"][0]["findings"]
     assert (first["outcome"], first["must"], first["as_it_must"]) == ("failed", "must fail", True)
     assert (control["outcome"], control["control"], control["high"]) == ("succeeded", True, 1)
+    assert (first["guessing_inside"], control["guessing_inside"]) == (True, False)
     assert "pictures" not in first
 
 

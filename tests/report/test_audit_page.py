@@ -102,7 +102,13 @@ def test_everything_is_on_it(page):
         *("All 3 findings are as they must be", "480 examples of digits (1x8x8)", "2026-03-09", "Quick version"),
         *("1. The first", "2. The second", "Can it be seen?", "It looks. Then it counts.", "What to do. Nothing."),
         *("failed, as it must", "succeeded, as it must", "shown", "must fail", "must succeed", "images: 1,234"),
-        *("0.010 [−0.020, 0.040]", "0.900 [0.800, 1.000]", "guessing 0.000", "Nothing was found.", "All of it."),
+        *(
+            "0.010 [−0.020, 0.040]",
+            "0.900 [0.800, 1.000]",
+            "guessing 0.000 is inside",
+            "Nothing was found.",
+            "All of it.",
+        ),
     ):
         assert words in text, words
     (picture,) = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", page)

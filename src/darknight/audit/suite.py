@@ -131,6 +131,7 @@ def _words(finding: Finding) -> dict[str, Any]:
         "low": finding.low,
         "high": finding.high,
         "guessing": finding.guessing,
+        "guessing_inside": finding.guessing_inside,
         "threshold": finding.threshold,
         "outcome": finding.outcome.value,
         "as_it_must": finding.as_it_must,

@@ -124,11 +124,12 @@ def _section(count: int, attacked: Attacked) -> str:
 
 def _finding(finding: Finding) -> str:
     kind = _kind(finding)
+    inside = " is inside" if finding.guessing_inside else ""
     details = " · ".join(f"{escape(name)}: {escape(_plain(value))}" for name, value in finding.details.items())
     return f"""<article class="finding {kind}{" control" * finding.control}">
 <h3>{escape(finding.target)}</h3>
 <p class="verdict">{_sign(kind)} {verdict(finding)}</p>
-<p class="measured">{escape(finding.measure)}:<br>{_measured(finding)}, guessing {number(finding.guessing)}</p>
+<p class="measured">{escape(finding.measure)}:<br>{_measured(finding)}, guessing {number(finding.guessing)}{inside}</p>
 {gauge(finding)}
 <p>{escape(finding.words)}</p>
 <p class="details">{details}</p>
