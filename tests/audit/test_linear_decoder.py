@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from darknight.audit.linear_decoder import best_linear_decoder, correlation
+from darknight.audit import linear_decoder
+from darknight.audit.linear_decoder import _Ridge, best_linear_decoder, correlation
 from darknight.coding import Scheme
 from darknight.data import read_dataset
 from darknight.errors import DataError
@@ -92,3 +93,32 @@ def test_constant_shares_are_no_error(images):
 def test_pairs_that_do_not_match_or_are_too_few_are_refused(images, shares, count):
     with pytest.raises(DataError, match=f"{shares} shares for {count} images"):
         best_linear_decoder(uniform(images[:shares]), images[:count], prime=PRIME, seed=0)
+
+
+@pytest.mark.parametrize(("examples", "features"), [(30, 7), (7, 30)])
+def test_it_is_a_ridge_regression(examples, features):
+    """Against the normal equations, solved as they are; more features than examples or fewer."""
+    generator = torch.Generator().manual_seed(3)
+    x, y, new = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((examples, features), (examples, 4), (5, features))
+    )
+    for ridge in (1e-4, 1.0, 1e4):
+        inputs = (x - x.mean(dim=0)) / x.std(dim=0)
+        penalty = ridge * examples * torch.eye(features, dtype=torch.float64)
+        weights = torch.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ (y - y.mean(dim=0)))
+        expected = (new - x.mean(dim=0)) / x.std(dim=0) @ weights + y.mean(dim=0)
+        assert torch.allclose(_Ridge(x, y).predict(new, ridge), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(("farthest", "sound"), [(linear_decoder._FARTHEST, True), (1e12, False)])
+def test_a_rare_wrap_around_does_not_outweigh_everything(monkeypatch, farthest, sound):
+    """A residue that was 0 or 1 in all known shares, and is -1 in another, lies at the other end of the field."""
+    monkeypatch.setattr(linear_decoder, "_FARTHEST", farthest)
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    x[:, 0] = (torch.arange(40) % 3 == 0) / PRIME
+    y = x[:, 1:] + 0.1 * torch.randn(40, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    new = x.clone()
+    new[:2, 0] = (PRIME - 1) / PRIME
+    rebuilt = _Ridge(x, y).predict(new, 1e-4)
+    assert (correlation(rebuilt, y) > 0.9) is sound

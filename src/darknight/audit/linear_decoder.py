@@ -109,20 +109,30 @@ def readings(shares: Tensor, prime: int | None) -> dict[str, Tensor]:
 
 
 class _Ridge:
-    """Ridge regressions of every strength from one decomposition. The intercept is not penalised."""
+    """Ridge regressions of every strength from one decomposition. The intercept is not penalised.
+
+    With standardised inputs X, (example, feature), the weights are X^T (X X^T + c)^-1 Y = (X^T X + c)^-1 X^T Y:
+    whichever of the two products is smaller is decomposed.
+    """
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._centre, self._mean = inputs.mean(dim=0), targets.mean(dim=0)
         deviation = inputs.std(dim=0)
         # A feature that never changes, such as the border of an image, says nothing: it counts as zero.
         self._scale = torch.where(deviation > 1e-12 * inputs.abs().amax(), 1 / deviation, 0.0)
-        self._examples = len(inputs)
-        self._U, self._S, self._V = torch.linalg.svd(self._standard(inputs), full_matrices=False)
-        self._loadings = self._U.T @ (targets - self._mean)
+        X, Y = self._standard(inputs), targets - self._mean
+        self._examples = len(X)
+        self._basis = X if len(X) < X.shape[1] else None  # predictions are combinations of examples, or of features
+        product, wanted = (X @ X.T, Y) if self._basis is not None else (X.T @ X, X.T @ Y)
+        self._squares, self._directions = torch.linalg.eigh(product)
+        self._loadings = self._directions.T @ wanted
 
     def predict(self, inputs: Tensor, ridge: float) -> Tensor:
-        shrunk = self._S / (self._S.square() + ridge * self._examples)
-        prediction: Tensor = self._standard(inputs) @ (self._V.T * shrunk) @ self._loadings + self._mean
+        shrunk = self._loadings / (self._squares.clamp_min(0) + ridge * self._examples)[:, None]
+        X = self._standard(inputs)
+        if self._basis is not None:
+            X = X @ self._basis.T
+        prediction: Tensor = X @ (self._directions @ shrunk) + self._mean
         return prediction
 
     def _standard(self, inputs: Tensor) -> Tensor:
