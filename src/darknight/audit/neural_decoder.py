@@ -116,13 +116,15 @@ def _silent(layer: nn.Conv2d | nn.Linear) -> nn.Module:
 
 
 def _channels(shares: Tensor, shape: torch.Size, prime: int | None, known: Tensor) -> Tensor:
-    """(example, channel, height, width): every way to read a share, each feature with mean 0 and deviation 1.
+    """(example, channel, height, width): shares on a line and on a circle, each feature with mean 0 and deviation 1.
 
-    A share of another size than the image is shown to the network as a line.
+    A share of another size than the image is shown to the network as one row of pixels.
     """
     flat = shares.flatten(1)
     place = tuple(shape) if flat.shape[1] == math.prod(shape) else (1, 1, flat.shape[1])
-    read = [reading.view(len(flat), -1, *place[1:]) for reading in readings(flat, prime).values()]
+    # A network finds out by itself what raw residues would add.
+    chosen = [reading for name, reading in readings(flat, prime).items() if "raw" not in name]
+    read = [reading.view(len(flat), -1, *place[1:]) for reading in chosen]
     channels = torch.cat(read, dim=1)
     centred = channels - channels[known].mean(dim=0)
     deviation = channels[known].std(dim=0)
