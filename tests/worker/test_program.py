@@ -1,6 +1,8 @@
 """`python -m darknight.worker` as an operator runs it: a process of its own, TLS, signals, limits, logs."""
 
+import ctypes
 import json
+import platform
 import signal
 import stat
 import subprocess
@@ -19,6 +21,7 @@ from darknight.wire.identity import ENCLAVE, Identity, fingerprint
 from worker.stations import MIB, OP, PRIME, Program, new_enclave, residues
 
 TIME = 60
+TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)  # the system call, which libc may not have
 
 
 class Worker:
@@ -149,6 +152,19 @@ def test_started_again_it_has_the_same_identity_and_ctrl_c_ends_it(worker):
         assert again.program.stop(signal.SIGINT) == 130
     finally:
         again.program.end()
+
+
+def test_a_signal_that_reaches_another_thread_ends_it_too(tmp_path):
+    """The kernel may hand a signal to any thread; Python's handlers run in the main one, if that ever wakes."""
+    found = Worker(tmp_path, "--threads", "1")
+    try:
+        pid = found.program.process.pid
+        others = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]
+        assert others
+        assert ctypes.CDLL(None).syscall(TGKILL, pid, min(others), int(signal.SIGTERM)) == 0
+        assert found.program.process.wait(TIME) == 0
+    finally:
+        found.program.end()
 
 
 # A worker whose tasks never end.

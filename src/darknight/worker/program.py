@@ -10,9 +10,9 @@ import queue
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -194,28 +194,44 @@ def _toml(text: str) -> str:
 
 
 class _Signals:
-    """SIGTERM and SIGINT ask for a stop; the second one ends the program where it stands."""
+    """SIGTERM and SIGINT ask for a stop; the second one ends the program where it stands.
+
+    Python runs handlers in the main thread, and the kernel may hand a signal to any other one: a main thread that waits
+    for a lock would then sleep on. So the number of a signal goes through a socket, whichever thread it reached, to a
+    thread that does nothing but read it.
+    """
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event, made for handlers of signals
-        self._first: int | None = None
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._before: dict[signal.Signals, object] = {}
+        self._fd_before = -1
+        self._heard, self._told = socket.socketpair()
+        self._told.setblocking(False)
 
     def __enter__(self) -> _Signals:
+        self._fd_before = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._on_signal)
+            self._before[number] = signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._listen, name="darknight-signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._fd_before)
+        self._told.close()  # the thread ends
 
     def wait(self) -> int:
         """The first signal's number."""
         return self._asked.get()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._first is not None:
-            os._exit(INTERRUPTED if number == signal.SIGINT else FAILED)
-        self._first = number
-        self._asked.put(number)
+    def _listen(self) -> None:
+        with self._heard:
+            asked = False
+            while heard := self._heard.recv(1):
+                if heard[0] not in self._before:  # another signal that somebody in this process handles
+                    continue
+                if asked:
+                    os._exit(INTERRUPTED if heard[0] == signal.SIGINT else FAILED)
+                asked = True
+                self._asked.put(heard[0])
