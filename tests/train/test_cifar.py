@@ -20,7 +20,7 @@ NETWORKS = {  # far below 40 million multiplications: five private trainings hav
     "vgg": lambda: VGG(IMAGE, 10, stages=((8,), (16, 16), (32, 32)), batch_norm=True, wide_head=False),
     "resnet": lambda: ResNet(IMAGE, 10, blocks=(1, 1, 1), width=8, small_images=True),
     "mobilenet": lambda: MobileNetV2(
-        IMAGE, 10, stages=((1, 8, 1, 1), (4, 16, 1, 1), (4, 24, 2, 2)), stem=8, last=96, dropout=0.0
+        IMAGE, 10, stages=((1, 8, 1, 1), (4, 16, 1, 2), (4, 32, 1, 2)), stem=8, last=96, dropout=0.0
     ),
 }
 SEEDS = {"vgg": 3, "resnet": 1, "mobilenet": 1}
