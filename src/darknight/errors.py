@@ -11,6 +11,7 @@
     ├── WorkerError        a worker that failed, stopped, or did not keep to the protocol; `worker` is its number
     ├── UsageError         a setting that makes no sense; the message names the remedy
     ├── DataError          data that is missing or malformed
+    ├── TrustError         evidence, a key, a receipt or sealed data that is not what it must be; `check` says which
     ├── PrivacyBudgetError a step that would show workers more than leakage_budget allows; nothing of it was sent
     ├── RangeError         an honest result that does not fit the field: retry at a smaller scale, blame nobody
     └── IntegrityError     a result that could not be verified, not even without the workers; nothing of it was used
@@ -74,6 +75,14 @@ class UsageError(DarKnightError, ValueError):
 
 class DataError(DarKnightError, ValueError):
     """The data is missing or malformed."""
+
+
+class TrustError(DarKnightError, ValueError):
+    """Somebody or something is not what it must be. `check` names what did not hold, in one word for programs."""
+
+    def __init__(self, message: str, *, check: str) -> None:
+        super().__init__(message)
+        self.check = check
 
 
 class PrivacyBudgetError(DarKnightError, RuntimeError):

@@ -1,0 +1,1 @@
+"""Why a stranger's machine may have the data: evidence and its verifier, keys, sealing. It computes on nothing."""
