@@ -12,6 +12,7 @@
     ├── UsageError         a setting that makes no sense; the message names the remedy
     ├── DataError          data that is missing or malformed
     ├── TrustError         evidence, a key, a receipt or sealed data that is not what it must be; `check` says which
+    ├── ServiceError       an enclave that does not answer (`check` is "unreachable"), or says no
     ├── PrivacyBudgetError a step that would show workers more than leakage_budget allows; nothing of it was sent
     ├── RangeError         an honest result that does not fit the field: retry at a smaller scale, blame nobody
     └── IntegrityError     a result that could not be verified, not even without the workers; nothing of it was used
@@ -79,6 +80,14 @@ class DataError(DarKnightError, ValueError):
 
 class TrustError(DarKnightError, ValueError):
     """Somebody or something is not what it must be. `check` names what did not hold, in one word for programs."""
+
+    def __init__(self, message: str, *, check: str) -> None:
+        super().__init__(message)
+        self.check = check
+
+
+class ServiceError(DarKnightError, RuntimeError):
+    """The job service does not do what was asked. `check`: "unreachable", or the word of what it found wanting."""
 
     def __init__(self, message: str, *, check: str) -> None:
         super().__init__(message)

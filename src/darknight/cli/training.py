@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,9 @@ from darknight.fleet import Fleet, local_fleet
 from darknight.fleet.file import read_fleet_file
 from darknight.fleet.remote import connect
 from darknight.models import build_model
-from darknight.nn import protect_, unprotect_
 from darknight.report import shares_picture
 from darknight.runtime import Runtime
-from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit
+from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit, protected
 
 _WATCHED = 0  # the worker in the picture
 _COLUMNS = 8
@@ -195,7 +194,7 @@ def _train(
             every=settings.save_every,
             extra={"flags": dict(settings.flags), "clear": clear},
         )
-        with _protected(model, runtime) as layers:
+        with protected(model, runtime) as layers:
             history = fit(
                 model,
                 data,
@@ -207,19 +206,6 @@ def _train(
             )
         log.info("ledger\n%s", runtime.ledger)
         return clear, history, runtime.ledger.summary(), layers, settings.hands.words(fleet)
-
-
-@contextmanager
-def _protected(model: nn.Module, runtime: Runtime) -> Iterator[list[dict[str, Any]]]:
-    """Gives the rows of the report; they are complete only at the end."""
-    report = protect_(model, runtime)
-    rows: list[dict[str, Any]] = []
-    try:
-        yield rows
-    finally:
-        unprotect_(model)
-    rows += [asdict(row) for row in report.rows]
-    log.info("layers\n%s", report)
 
 
 def _images_for_picture(settings: Settings, data: Dataset) -> int:

@@ -21,7 +21,16 @@ from darknight.errors import DarKnightError, DataError
 from darknight.train.card import Card
 from darknight.train.history import Best, Epoch
 from darknight.train.recipe import Recipe
-from darknight.train.tensor_file import FORMAT, check_format, dump_json, load_json, read_tensors, write_tensors
+from darknight.train.tensor_file import (
+    FORMAT,
+    check_format,
+    dump_json,
+    load_json,
+    read_tensors,
+    tensors_as_bytes,
+    tensors_from_bytes,
+    write_tensors,
+)
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _LARGEST_STATE = 64 << 20
@@ -52,13 +61,40 @@ class Checkpoint:
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the three files into a folder that exists, and wait until they are on the disk."""
-    card = checkpoint.card.words()
     digests = {
-        MODEL: write_tensors(folder / MODEL, checkpoint.model, {"card": card, "step": checkpoint.step}),
-        OPTIMIZER: write_tensors(folder / OPTIMIZER, checkpoint.optimizer, {"step": checkpoint.step}),
+        name: write_tensors(folder / name, tensors, words) for name, (tensors, words) in _tensors_of(checkpoint).items()
     }
-    state = {
-        "card": card,
+    write_json(folder / STATE, _state_of(checkpoint, digests))
+
+
+def checkpoint_as_bytes(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The three files, by name, for whoever may not write them as they are."""
+    files, digests = {}, {}
+    for name, (tensors, words) in _tensors_of(checkpoint).items():
+        files[name], digests[name] = tensors_as_bytes(tensors, words)
+    files[STATE] = dump_json(_state_of(checkpoint, digests)).encode()
+    return files
+
+
+def checkpoint_from_bytes(files: Mapping[str, bytes], place: Path) -> Checkpoint:
+    """What `checkpoint_as_bytes` gave; `place` is where it came from, for errors."""
+    if missing := {MODEL, OPTIMIZER, STATE} - files.keys():
+        raise DataError(f"{place}: damaged, it lacks {', '.join(sorted(missing))}.")
+    state = load_json(files[STATE], place)
+    read = {name: tensors_from_bytes(files[name], place) for name in (MODEL, OPTIMIZER)}
+    return _checkpoint_of(state, read, place)
+
+
+def _tensors_of(checkpoint: Checkpoint) -> dict[str, tuple[Mapping[str, Tensor], dict[str, Any]]]:
+    return {
+        MODEL: (checkpoint.model, {"card": checkpoint.card.words(), "step": checkpoint.step}),
+        OPTIMIZER: (checkpoint.optimizer, {"step": checkpoint.step}),
+    }
+
+
+def _state_of(checkpoint: Checkpoint, digests: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "card": checkpoint.card.words(),
         "recipe": checkpoint.recipe.words(),
         "step": checkpoint.step,
         "epochs": [asdict(epoch) for epoch in checkpoint.epochs],
@@ -68,15 +104,19 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "runtime": checkpoint.runtime,
         "finished": checkpoint.finished,
         "extra": checkpoint.extra,
-        "files": digests,
+        "files": dict(digests),
     }
-    write_json(folder / STATE, state)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint, after a look at everything in it: DataError or UsageError, with the name of the file."""
-    path = folder / STATE
-    state = read_json(path)
+    state = read_json(folder / STATE)
+    return _checkpoint_of(state, {name: read_tensors(folder / name) for name in (MODEL, OPTIMIZER)}, folder / STATE)
+
+
+def _checkpoint_of(
+    state: Mapping[str, Any], read: Mapping[str, tuple[dict[str, Tensor], dict[str, Any], str]], path: Path
+) -> Checkpoint:
     try:
         card = Card.from_words(state["card"], path)
         recipe = Recipe.from_words(_mapping(state["recipe"]))
@@ -91,11 +131,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise
         why = f" ({error})" if isinstance(error, DarKnightError) else ""
         raise DataError(f"{path}: its contents make no sense{why}. Take an earlier one.") from error
-    tensors = {}
-    for name in (MODEL, OPTIMIZER):
-        tensors[name], words, digest = read_tensors(folder / name)
+    for name, (_, words, digest) in read.items():
         if digest != files.get(name) or words.get("step") != state["step"]:
-            raise DataError(f"{folder / name}: from another checkpoint than {path}. Take another one.")
+            raise DataError(f"{path.parent / name}: from another checkpoint than {path}. Take another one.")
     return Checkpoint(
         card=card,
         recipe=recipe,
@@ -107,8 +145,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         runtime=runtime,
         finished=state["finished"],
         extra=extra,
-        model=tensors[MODEL],
-        optimizer=tensors[OPTIMIZER],
+        model=read[MODEL][0],
+        optimizer=read[OPTIMIZER][0],
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,12 +21,11 @@ from darknight.runtime import Runtime
 from darknight.train.batches import batches_per_epoch, evaluation_batch, order_of, seed_for, training_batch
 from darknight.train.card import Card
 from darknight.train.checkpoint import Checkpoint, check_tensors
-from darknight.train.history import Epoch, History, best_of
+from darknight.train.history import Best, Epoch, History, best_of
 from darknight.train.interrupt import Interrupts
 from darknight.train.optimizers import load_optimizer, make_optimizer, optimizer_tensors, set_learning_rate
 from darknight.train.recipe import Recipe
 from darknight.train.schedules import learning_rate_at
-from darknight.train.store import Store
 
 _SAVING_SHARE = 20  # between two checkpoints lies at least so many times what one takes
 _NEW_LAYER = {"gradients": 0, "input_bound": None, "gradient_bound": None}
@@ -46,6 +46,19 @@ class Progress(Protocol):
         """An epoch and its evaluation are complete."""
 
 
+class Keeper(Protocol):
+    """Where checkpoints go: a Store, or whoever seals them first."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def save(self, checkpoint: Checkpoint) -> object:
+        """Write one more checkpoint."""
+
+    def save_best(self, card: Card, model: nn.Module, best: Best) -> None:
+        """Keep the weights that are best so far."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Saving:
     """Where checkpoints go, and how often: after the first step that ends `every` seconds or more after the last one,
@@ -54,7 +67,7 @@ class Saving:
     card: what the model is. extra: plain values to find again in the checkpoint.
     """
 
-    store: Store
+    store: Keeper
     card: Card
     every: float = 60.0
     extra: Mapping[str, Any] = field(default_factory=dict)

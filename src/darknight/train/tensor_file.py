@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from darknight.errors import DarKnightError, DataError, UsageError
+from darknight.errors import DataError, UsageError
 
 FORMAT = 1
 _WORDS, _DIGEST = "darknight", "sha256"
@@ -34,24 +34,47 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str,
     return digest
 
 
+def tensors_as_bytes(tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> tuple[bytes, str]:
+    """What `write_tensors` would write, and its digest, for whoever may not write it as it is."""
+    plain = _separate(tensors)
+    text = dump_json({"format": FORMAT, **words})
+    digest = _digest(plain, text)
+    return save(plain, metadata={_WORDS: text, _DIGEST: digest}), digest
+
+
+def tensors_from_bytes(data: bytes, place: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """As `read_tensors`; `place` is where they came from, for errors."""
+    try:
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (SafetensorError, ValueError, RuntimeError, MemoryError) as error:
+        raise DataError(f"{place}: damaged or cut short.") from error
+    return _looked_at(tensors, metadata, place)
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The tensors, the words and the digest; DataError for a file that is not as it was written."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if _WORDS not in metadata:
-                raise DataError(f"{path}: not a file of DarKnight. Use one that `darknight train` wrote.")
-            words = load_json(metadata[_WORDS], path)
-            check_format(words, path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file.") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except (SafetensorError, ValueError, RuntimeError, MemoryError) as error:
-        if isinstance(error, DarKnightError):
-            raise
         raise DataError(f"{path}: damaged or cut short. Remove it, or take an earlier one.") from error
+    return _looked_at(tensors, metadata, path)
+
+
+def _looked_at(
+    tensors: dict[str, Tensor], metadata: Mapping[str, str], path: Path
+) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    if _WORDS not in metadata:
+        raise DataError(f"{path}: not a file of DarKnight. Use one that `darknight train` wrote.")
+    words = load_json(metadata[_WORDS], path)
+    check_format(words, path)
     if metadata.get(_DIGEST) != _digest(tensors, metadata[_WORDS]):
         raise DataError(f"{path}: damaged, its contents do not fit its digest. Remove it, or take an earlier one.")
     return tensors, words, metadata[_DIGEST]
