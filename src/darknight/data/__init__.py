@@ -14,6 +14,7 @@ from darknight.data.augment import Augmentation
 from darknight.data.dataset import Dataset, Examples, Part, Tensors
 from darknight.data.formats import DATASETS, Format, read_dataset, read_examples
 from darknight.data.normalise import IMAGENET, Normalisation
+from darknight.data.packing import Packed, pack_dataset, unpack_dataset
 
 __all__ = [
     "DATASETS",
@@ -23,8 +24,11 @@ __all__ = [
     "Examples",
     "Format",
     "Normalisation",
+    "Packed",
     "Part",
     "Tensors",
+    "pack_dataset",
     "read_dataset",
     "read_examples",
+    "unpack_dataset",
 ]

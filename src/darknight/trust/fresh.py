@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import secrets
 
+import numpy as np
+from numpy.typing import NDArray
+
 KEY_BYTES = 32
 NONCE_BYTES = 32
 
@@ -19,3 +22,8 @@ def fresh_key() -> bytes:
 def fresh_nonce() -> bytes:
     """256 bits that nobody has seen before."""
     return secrets.token_bytes(NONCE_BYTES)
+
+
+def fresh_order(count: int) -> NDArray[np.int64]:
+    """The numbers from 0 to `count` - 1 in an order that nobody can guess: sorted by 64 random bits each."""
+    return np.frombuffer(secrets.token_bytes(8 * count), dtype=np.uint64).argsort(kind="stable").astype(np.int64)

@@ -1,0 +1,226 @@
+"""A dataset as records of one size and a head, and back, bit by bit.
+
+A record is one example as its files have it, before it is normalised: bytes or floats, little-endian. The head has all
+the rest: names, shape, classes, normalisation, augmentation, and for each example its label and the record that it is
+in. Records come in an order that the caller chooses, so that the place of one need not say what class it is of.
+
+    head = length of the words (8 bytes) || words (JSON) || labels (int32) || records (uint32) || zeros
+
+Both arrays go through the training part first, then the test part. The zeros fill the head up to a multiple of 4 KiB,
+which hides how long the names are.
+
+Guarantees: `unpack_dataset` of what `pack_dataset` made gives the same batches, labels, names and numbers as the
+dataset that was packed, bit by bit (contract test: tests/data/test_packing.py). A head that does not fit its records is
+a DataError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from darknight.data.augment import Augmentation
+from darknight.data.dataset import Dataset, Examples, Part
+from darknight.data.found import MOST_CLASSES
+from darknight.data.normalise import Normalisation, bad_place
+from darknight.errors import DarKnightError, DataError, UsageError
+
+_FORMAT = 1
+_MOST_EXAMPLES = (1 << 32) - 1
+_PADDING = 4096
+_BATCH_BYTES = 4 << 20
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "uint8": np.dtype("u1"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+
+Records = NDArray[np.uint8]
+
+
+class RecordStore(Protocol):
+    """Where packed records are read from."""
+
+    @property
+    def record_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __str__(self) -> str: ...
+
+    def read(self, numbers: NDArray[np.int64]) -> Records:
+        """(record, byte), in the order of `numbers`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Packed:
+    """A dataset that is ready to be packed: its head, and its records when they are asked for."""
+
+    head: bytes
+    count: int
+    record_bytes: int
+    _parts: tuple[Examples, Examples]
+    _dtypes: tuple[str, str]
+    _order: NDArray[np.int64]
+
+    def records(self) -> Iterator[Records]:
+        """All of them, a few MiB at a time, each (record, byte)."""
+        train = len(self._parts[0])
+        for begin in range(0, self.count, max(1, _BATCH_BYTES // self.record_bytes)):
+            numbers = self._order[begin : begin + max(1, _BATCH_BYTES // self.record_bytes)]
+            out = np.zeros((len(numbers), self.record_bytes), dtype=np.uint8)
+            for at, (part, dtype) in enumerate(zip(self._parts, self._dtypes, strict=True)):
+                here = np.flatnonzero((numbers >= train) == bool(at))
+                if len(here):
+                    raw = _raw(part, numbers[here] - train * at, dtype)
+                    out[here, : raw.shape[1]] = raw
+            yield out
+
+
+def pack_dataset(data: Dataset, order: NDArray[np.int64]) -> Packed:
+    """order: for each record the number of its example; the test part is counted on after the training part."""
+    train, test = _examples(data.train), _examples(data.test)
+    count = len(train) + len(test)
+    if count > _MOST_EXAMPLES:
+        raise UsageError(f"{data.name}: {count} examples; at most {_MOST_EXAMPLES} can be packed. Split the set.")
+    if len(order) != count or not np.array_equal(np.sort(order), np.arange(count)):
+        raise UsageError(f"an order of {len(order)} records for {count} examples; needs each example once.")
+    dtypes = _dtype_of(train), _dtype_of(test)
+    words = {
+        "format": _FORMAT,
+        "name": data.name,
+        "shape": data.shape,
+        "classes": data.classes,
+        "label_names": data.label_names,
+        "normalisation": asdict(train.normalisation),
+        "augmentation": data.augmentation and asdict(data.augmentation),
+        "parts": [{"examples": len(part), "dtype": dtype} for part, dtype in zip((train, test), dtypes, strict=True)],
+    }
+    places = np.empty(count, dtype="<u4")
+    places[order] = np.arange(count, dtype=np.uint32)
+    labels = torch.cat([train.labels, test.labels]).numpy().astype("<i4")
+    text = json.dumps(words, allow_nan=False).encode()
+    head = len(text).to_bytes(8, "big") + text + labels.tobytes() + places.tobytes()
+    size = math.prod(data.shape)
+    return Packed(
+        head=head + bytes(-len(head) % _PADDING),
+        count=count,
+        record_bytes=size * max(_DTYPES[dtype].itemsize for dtype in dtypes),
+        _parts=(train, test),
+        _dtypes=dtypes,
+        _order=order,
+    )
+
+
+def unpack_dataset(head: bytes, records: RecordStore) -> Dataset:
+    """The dataset whose head this is; its examples are read from `records` as they are asked for."""
+    try:
+        words, labels, places = _taken_apart(head, len(records))
+        shape = tuple(words["shape"])
+        if not all(type(side) is int and side > 0 for side in shape):
+            raise ValueError
+        normalisation = Normalisation(**words["normalisation"])
+        names, augmentation = words["label_names"], words["augmentation"]
+        parts, begin = [], 0
+        for part in words["parts"]:
+            source = _Unpacked(records, shape, part["dtype"])
+            if source.example_bytes > records.record_bytes:
+                raise ValueError
+            here = slice(begin, begin + part["examples"])
+            parts.append(Examples(source, places[here], labels[here], normalisation))
+            begin += part["examples"]
+        train, test = parts
+        return Dataset(
+            words["name"],
+            train,
+            test,
+            words["classes"],
+            None if names is None else tuple(names),
+            normalisation,
+            augmentation and _augmentation(augmentation),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, DarKnightError):
+            raise
+        raise DataError(f"{records}: its head does not describe its records. Seal the data again.") from error
+
+
+@dataclass(frozen=True, eq=False)
+class _Unpacked:
+    """Examples of one part, as a Source: numbers are those of the records."""
+
+    records: RecordStore
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def example_bytes(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+    def read(self, indices: Tensor) -> Tensor:
+        raw = np.ascontiguousarray(self.records.read(indices.numpy())[:, : self.example_bytes])
+        stored = raw.view(_DTYPES[self.dtype])
+        return torch.from_numpy(stored.astype(stored.dtype.newbyteorder("="), copy=False).reshape(-1, *self.shape))
+
+    def place(self, index: int) -> str:
+        return f"{self.records}, record {index}"
+
+
+def _taken_apart(head: bytes, count: int) -> tuple[Mapping[str, Any], Tensor, Tensor]:
+    """Words, labels, and the record of each example, when they fit each other."""
+    begin = 8 + int.from_bytes(head[:8], "big")
+    words = json.loads(head[8:begin])
+    if words["format"] != _FORMAT:
+        raise ValueError
+    numbers = [part["examples"] for part in words["parts"]]
+    if not all(type(number) is int and number > 0 for number in numbers) or sum(numbers) != count:
+        raise ValueError
+    classes = words["classes"]
+    if type(classes) is not int or not 1 <= classes <= MOST_CLASSES or type(words["name"]) is not str:
+        raise ValueError
+    end = begin + 8 * count
+    if len(head) < end or len(head) != end + -end % _PADDING or any(head[end:]):
+        raise ValueError
+    labels = np.frombuffer(head, dtype="<i4", count=count, offset=begin).astype(np.int64)
+    places = np.frombuffer(head, dtype="<u4", count=count, offset=begin + 4 * count).astype(np.int64)
+    if not np.array_equal(np.sort(places), np.arange(count)):
+        raise ValueError
+    return words, torch.from_numpy(labels), torch.from_numpy(places)
+
+
+def _augmentation(words: dict[str, Any]) -> Augmentation:
+    crop = words["resized_crop"]
+    return Augmentation(**{**words, "resized_crop": None if crop is None else tuple(crop)})
+
+
+def _examples(part: Part) -> Examples:
+    if not isinstance(part, Examples):
+        raise UsageError("only a dataset that was read from files can be packed; save yours as npz and read that.")
+    return part
+
+
+def _dtype_of(part: Examples) -> str:
+    return str(part.source.read(part.chosen[:1]).dtype).removeprefix("torch.")
+
+
+def _raw(part: Examples, numbers: NDArray[np.int64], dtype: str) -> Records:
+    """(example, byte), as they are in the files. Values that no training could use are refused here, early."""
+    indices = part.chosen[torch.from_numpy(numbers)]
+    x = part.source.read(indices)
+    if x.is_floating_point() and not bool(x.isfinite().all()):
+        raise DataError(f"{bad_place(part.source, indices, x)}: some values are NaN or infinite. Clean the data.")
+    stored = x.numpy().astype(_DTYPES[dtype], copy=False)
+    return np.ascontiguousarray(stored).reshape(len(numbers), -1).view(np.uint8)

@@ -1,0 +1,1 @@
+"""The job service inside the enclave."""
