@@ -28,7 +28,8 @@ TABLE: dict[str, set[str] | str] = {
     "train": {"nn", "runtime", "models", "data"},
     "plan": {"coding", "accounting", "ops", "models"},
     "trust": set(),
-    "service": {"trust", "train", "runtime", "fleet", "models", "data", "wire", "coding.scheme", "coding.Scheme"},
+    # a job names its scheme; coding itself is the runtime's (ADR 14)
+    "service": {"trust", "train", "runtime", "fleet", "models", "data", "wire", "coding.scheme", "coding.arithmetic"},
     "client": {"trust", "data", "wire"},
     "audit": EVERYTHING_BUT_CLI,
     "bench": EVERYTHING_BUT_CLI,

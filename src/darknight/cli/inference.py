@@ -15,14 +15,14 @@ from torch import nn
 from darknight import __version__
 from darknight.cli.progress import Display
 from darknight.cli.scheme_options import scheme_words
-from darknight.cli.training import Hands, model_shape, plain
+from darknight.cli.training import Hands, model_shape
 from darknight.coding import Scheme
 from darknight.data import Examples, read_examples
 from darknight.errors import DataError, UsageError
 from darknight.models import build_model
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
-from darknight.train import Card, Predictions, check_tensors, predict, read_model
+from darknight.train import Card, check_tensors, plain, predict, prediction_rows, read_model
 
 _RANKS = 5  # of the second accuracy
 _FORMATS = (".csv", ".json")
@@ -97,7 +97,7 @@ def run_inference(
         try:
             with display.count("examples", len(examples)) as more:
                 for batch in predict(model, examples, top=max(settings.top, _RANKS), batch_size=settings.batch_size):
-                    rows += _rows(batch, given, settings.top)
+                    rows += prediction_rows(batch, examples.place, given.card.label_names, top=settings.top)
                     hits = batch.classes == batch.labels[:, None]
                     known += int((batch.labels >= 0).sum())
                     right += int(hits[:, 0].sum())
@@ -137,24 +137,3 @@ def predictions_file(path: Path, rows: list[dict[str, Any]], summary: dict[str, 
         found = [text for one in row["classes"] for text in (one["class"], f"{one['probability']:.6f}")]
         table.writerow([row["example"], "" if row["label"] is None else row["label"], *found])
     return page.getvalue().encode()
-
-
-def _rows(batch: Predictions, given: Inputs, top: int) -> list[dict[str, Any]]:
-    names = given.card.label_names
-
-    def name(number: int) -> str | int | None:
-        return None if number < 0 else names[number] if names else number
-
-    return [
-        {
-            "example": given.examples.place(batch.first + index),
-            "label": name(label),
-            "classes": [
-                {"class": name(number), "probability": probability}
-                for number, probability in zip(classes[:top], probabilities[:top], strict=True)
-            ],
-        }
-        for index, (label, classes, probabilities) in enumerate(
-            zip(batch.labels.tolist(), batch.classes.tolist(), batch.probabilities.tolist(), strict=True)
-        )
-    ]

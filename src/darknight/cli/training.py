@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from darknight.fleet.remote import connect
 from darknight.models import build_model
 from darknight.report import shares_picture
 from darknight.runtime import Runtime
-from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit, protected
+from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit, plain, protected
 
 _WATCHED = 0  # the worker in the picture
 _COLUMNS = 8
@@ -155,7 +155,7 @@ def run_training(
         "examples": {"train": len(data.train), "test": len(data.test)},
         "clear": clear,
         "private": {
-            **_history_words(history),
+            **history.words(),
             "resumed_at_step": resume and resume.step,
             **ledger,
             "time": {
@@ -187,7 +187,7 @@ def _train(
         if resume is not None:
             clear = resume.extra.get("clear")
         elif settings.clear:
-            clear = _history_words(fit(copy.deepcopy(model), data, recipe, progress=[display.training("clear")]))
+            clear = fit(copy.deepcopy(model), data, recipe, progress=[display.training("clear")]).words()
         saving = Saving(
             store=store,
             card=Card.of(settings.model, data),
@@ -229,25 +229,3 @@ def _picture(model: nn.Module, data: Dataset, settings: Settings, count: int) ->
         correlation=rebuilt.correlation,
     )
     return picture, {"worker": view.worker, "layer": view.layer, "correlation": rebuilt.correlation}
-
-
-def _history_words(history: History) -> dict[str, Any]:
-    return {
-        "accuracy": history.accuracy,
-        "loss": history.loss,
-        "seconds": history.seconds,
-        "best": asdict(history.best),
-        "stopped_early": history.stopped_early,
-        "epochs": [
-            {"loss": epoch.loss, "accuracy": epoch.accuracy, "seconds": epoch.seconds} for epoch in history.epochs
-        ],
-    }
-
-
-def plain(value: Any) -> Any:
-    """The same with null for numbers that JSON has no word for: a leakage without a bound is infinite."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

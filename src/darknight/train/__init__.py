@@ -9,9 +9,10 @@ from darknight.train.checkpoint import (
     read_checkpoint,
 )
 from darknight.train.history import Best, Epoch, History
-from darknight.train.inference import Predictions, predict
+from darknight.train.inference import Predictions, predict, prediction_rows
 from darknight.train.interrupt import Interrupts
 from darknight.train.loop import Keeper, Progress, Saving, check_recipe, evaluate, fit
+from darknight.train.plain import plain
 from darknight.train.protected import protected
 from darknight.train.recipe import OPTIMIZERS, SCHEDULES, Recipe
 from darknight.train.schedules import learning_rate_at
@@ -43,7 +44,9 @@ __all__ = [
     "evaluate",
     "fit",
     "learning_rate_at",
+    "plain",
     "predict",
+    "prediction_rows",
     "protected",
     "read_checkpoint",
     "read_model",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,19 @@ class History:
     epochs: tuple[Epoch, ...]
     seconds: float
     stopped_early: bool = False
+
+    def words(self) -> dict[str, Any]:
+        """The history as plain values for a JSON object."""
+        return {
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "seconds": self.seconds,
+            "best": asdict(self.best),
+            "stopped_early": self.stopped_early,
+            "epochs": [
+                {"loss": epoch.loss, "accuracy": epoch.accuracy, "seconds": epoch.seconds} for epoch in self.epochs
+            ],
+        }
 
     @property
     def accuracy(self) -> float:

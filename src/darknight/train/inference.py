@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,29 @@ class Predictions:
     classes: Tensor
     probabilities: Tensor
     seconds: float
+
+
+def prediction_rows(
+    batch: Predictions, place: Callable[[int], object], names: Sequence[str] | None, *, top: int
+) -> list[dict[str, Any]]:
+    """A row for each example, plain values. place: what it is called, by its number. names: of the classes."""
+
+    def name(number: int) -> str | int | None:
+        return None if number < 0 else names[number] if names else number
+
+    return [
+        {
+            "example": place(batch.first + index),
+            "label": name(label),
+            "classes": [
+                {"class": name(number), "probability": probability}
+                for number, probability in zip(classes[:top], probabilities[:top], strict=True)
+            ],
+        }
+        for index, (label, classes, probabilities) in enumerate(
+            zip(batch.labels.tolist(), batch.classes.tolist(), batch.probabilities.tolist(), strict=True)
+        )
+    ]
 
 
 def predict(model: nn.Module, part: Part, *, top: int, batch_size: int | None = None) -> Iterator[Predictions]:

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from darknight.errors import TrustError
 from darknight.trust.fresh import KEY_BYTES, NONCE_BYTES
+from darknight.trust.key_file import DataKey
 from darknight.trust.keys import SIGNER_BYTES, EnclaveKey, seal_to
 from darknight.trust.transcript import transcript
 from darknight.types import Secret
@@ -101,26 +102,23 @@ class JobKeys(Secret):
     def __init__(self, *, data: bytes, job: bytes) -> None:
         if len(data) != KEY_BYTES or len(job) != KEY_BYTES:
             raise TrustError(f"keys of {len(data)} and {len(job)} bytes; needs {KEY_BYTES} each.", check="key")
-        self.data = data
+        self.data = DataKey(data)
         self._job = job
 
-    def derived(self, purpose: str) -> bytes:
+    def derived(self, purpose: str) -> DataKey:
         """A key of its own for each purpose: checkpoints, results, weights."""
-        return derived_key(self._job, purpose)
+        info = f"darknight {purpose} 1".encode()
+        return DataKey(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(self._job))
 
     def sealed(self, terms: Terms) -> bytes:
         """Step 4: the envelope for the enclave that was checked."""
-        return seal_to(terms.offer.key, self.data + self._job, info=terms.info)
+        return seal_to(terms.offer.key, self.data.raw + self._job, info=terms.info)
 
     @classmethod
     def opened(cls, envelope: bytes, terms: Terms, key: EnclaveKey) -> JobKeys:
         """Step 5, in the enclave."""
         content = key.open(envelope, info=terms.info)
         return cls(data=content[:KEY_BYTES], job=content[KEY_BYTES:])
-
-
-def derived_key(job: bytes, purpose: str) -> bytes:
-    return HKDF(SHA256(), KEY_BYTES, salt=None, info=f"darknight {purpose} 1".encode()).derive(job)
 
 
 def request_message(offer: Offer, method: str, sequence: int, client: bytes, body: bytes) -> bytes:

@@ -6,10 +6,11 @@ sends something that is no message gets an error, and nothing of it is looked at
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from darknight.wire.codec import BadFrame
@@ -20,6 +21,18 @@ STATUS, WATCH, CANCEL, FETCH = "Status", "Watch", "Cancel", "Fetch"
 
 CHUNK = 1 << 20  # bytes of a piece of a file
 LARGEST = 4 << 20  # bytes of any message
+_FORMAT = 1
+_DIGEST = 32  # bytes of salts, keys and digests
+_KINDS: dict[str, Any] = {
+    "model": dict,
+    "weights": str | None,
+    "recipe": dict | None,
+    "augment": bool,
+    "scheme": dict,
+    "leakage_budget": float | None,
+    "save_every": float,
+    "top": int,
+}
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
 
@@ -60,6 +73,52 @@ class Request:
             body=body.encode(errors="surrogatepass"),
             signature=from_hex(words["signature"]),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobText:
+    """What a client asks for, in plain values that nothing was made of yet.
+
+    salt: fresh, so that two jobs never have one name. client: the key whose holder it belongs to. model: {"name": ...}
+    or {"layers": [...]}. weights: digest of a sealed file of weights. data: digest of the sealed set's manifest. part:
+    of the data, for predictions.
+    """
+
+    salt: str
+    client: str
+    kind: str
+    model: Mapping[str, Any]
+    weights: str | None
+    recipe: Mapping[str, Any] | None
+    augment: bool
+    scheme: Mapping[str, Any]
+    leakage_budget: float | None
+    save_every: float
+    data: str
+    part: str
+    top: int
+
+    def encode(self) -> bytes:
+        return dump({"format": _FORMAT, **asdict(self)})
+
+    @property
+    def name(self) -> str:
+        """The job's: nobody can make another text of the same name."""
+        return hashlib.sha256(self.encode()).hexdigest()[:32]
+
+    @classmethod
+    def decode(cls, data: bytes) -> JobText:
+        words = load(data)
+        if (found := words.pop("format", None)) != _FORMAT:
+            raise BadFrame(f"a job in format {found!r}; this enclave reads format {_FORMAT}. Use the same version")
+        kinds = {field.name: _KINDS.get(field.name, str) for field in fields(cls)}
+        if words.keys() != kinds.keys() or not all(isinstance(words[name], kind) for name, kind in kinds.items()):
+            raise BadFrame("a job with unknown or missing parts, or parts of the wrong kind")
+        text = cls(**words)
+        digests = (text.salt, text.client, text.data, *([] if text.weights is None else [text.weights]))
+        if not all(len(from_hex(digest)) == _DIGEST for digest in digests) or text.encode() != data:
+            raise BadFrame("a job that is not written as it must be")
+        return text
 
 
 def dump(words: Mapping[str, Any]) -> bytes:
