@@ -1,0 +1,164 @@
+"""What a quote says of itself, read byte by byte. Nothing here is trusted: darknight.trust.verify does that.
+
+    SGX   quote version 3, 4 or 5, an enclave report of 384 bytes
+    TDX   quote version 4 (TD report 1.0) or 5 (1.0 or 1.5)
+    SNP   attestation report version 2 to 5, 1184 bytes
+
+Intel's quotes carry their own length. Some hosts pad them with zeros, which are cut off; any other byte behind a quote
+is refused, so a quote has one form and `Facts.size` says where it ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NoReturn
+
+from darknight.errors import TrustError
+
+SGX, TDX, SNP = "sgx", "tdx", "snp"
+FORMATS = (SGX, TDX, SNP)
+REPORT_DATA_BYTES = 64
+MAX_QUOTE_BYTES = 1 << 16
+
+HEADER_BYTES = 48
+SNP_REPORT_BYTES = 0x4A0
+SNP_SIGNED_BYTES = 0x2A0
+
+_SGX_TYPE, _TDX_TYPE = 0x00, 0x81
+_SGX_BODY_BYTES, _TD10_BODY_BYTES, _TD15_BODY_BYTES = 384, 584, 648
+_V5_BODIES = {1: (SGX, _SGX_BODY_BYTES), 2: (TDX, _TD10_BODY_BYTES), 3: (TDX, _TD15_BODY_BYTES)}
+_INTEL_VERSIONS = (3, 4, 5)
+_SNP_VERSIONS = (2, 3, 4, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a quote claims.
+
+    measurement: MRENCLAVE, MRTD, or the launch digest of SNP. registers: RTMR0 to RTMR3 of a TD. signer: MRSIGNER, or
+    the digest of SNP's id key (zeros where there is none); None for a TD. product, svn: ISVPRODID and ISVSVN; an SNP
+    guest has the second alone. privilege: the VMPL of an SNP guest. chip: the chip id in an SNP report; Intel's comes
+    from certificates. body: where the signed body lies in the quote. size: of the quote without padding.
+    """
+
+    format: str
+    version: int
+    measurement: bytes
+    registers: tuple[bytes, ...] = ()
+    signer: bytes | None
+    product: int | None
+    svn: int | None
+    report_data: bytes
+    debug: bool
+    privilege: int | None = None
+    chip: bytes | None = None
+    body: range
+    size: int
+
+
+def read_quote(raw: bytes) -> Facts:
+    """Raises TrustError (check "format") on anything that is not exactly one quote that we know."""
+    if len(raw) > MAX_QUOTE_BYTES:
+        refuse(f"{len(raw):,} bytes; a quote has at most {MAX_QUOTE_BYTES:,}.")
+    if len(raw) < HEADER_BYTES:
+        refuse(f"{len(raw)} bytes are too few for a quote.")
+    version, key_type, tee_type = struct.unpack_from("<HHI", raw)
+    if version in _INTEL_VERSIONS and key_type != 0:
+        return _intel(raw, version, tee_type)
+    if struct.unpack_from("<I", raw)[0] in _SNP_VERSIONS:
+        return _snp(raw)
+    refuse(
+        "it is neither an SGX or TDX quote of version 3 to 5 nor an SNP report of version 2 to 5. "
+        "Give the bytes as the platform produced them."
+    )
+
+
+def _intel(raw: bytes, version: int, tee_type: int) -> Facts:
+    start = HEADER_BYTES
+    if version == 5:
+        start += 6
+        if len(raw) < start:
+            refuse(f"it is cut off after {len(raw)} bytes.")
+        kind, size = struct.unpack_from("<HI", raw, HEADER_BYTES)
+        if kind not in _V5_BODIES:
+            refuse(f"a quote of version 5 with a body of type {kind}; known are 1, 2 and 3.")
+        format, expected = _V5_BODIES[kind]
+        if size != expected:
+            refuse(f"its body of type {kind} claims {size} bytes; {expected} are needed.")
+    else:
+        format = {_SGX_TYPE: SGX, _TDX_TYPE: TDX}.get(tee_type, "")
+        size = {SGX: _SGX_BODY_BYTES, TDX: _TD10_BODY_BYTES}.get(format, 0)
+    if tee_type != {SGX: _SGX_TYPE, TDX: _TDX_TYPE}.get(format) or (version == 3 and format != SGX):
+        refuse(f"a quote of version {version} for a TEE of type {tee_type:#x}, which does not go together.")
+    end = _end(raw, start + size)
+    read = _sgx_facts if format == SGX else _tdx_facts
+    return read(raw[start : start + size], version, range(start, start + size), end)
+
+
+def _end(raw: bytes, body_end: int) -> int:
+    """Where the quote ends by its own word; only zeros may follow."""
+    if len(raw) < body_end + 4:
+        refuse(f"it is cut off after {len(raw)} bytes.")
+    end = body_end + 4 + int(struct.unpack_from("<I", raw, body_end)[0])
+    if len(raw) < end:
+        refuse(f"it is cut off after {len(raw)} of {end} bytes.")
+    if any(raw[end:]):
+        refuse(f"something follows behind its {end} bytes. Give the quote alone.")
+    return end
+
+
+def _sgx_facts(body: bytes, version: int, where: range, size: int) -> Facts:
+    product, svn = struct.unpack_from("<HH", body, 256)
+    return Facts(
+        format=SGX,
+        version=version,
+        measurement=body[64:96],
+        signer=body[128:160],
+        product=product,
+        svn=svn,
+        report_data=body[320:384],
+        debug=bool(body[48] & 2),
+        body=where,
+        size=size,
+    )
+
+
+def _tdx_facts(body: bytes, version: int, where: range, size: int) -> Facts:
+    return Facts(
+        format=TDX,
+        version=version,
+        measurement=body[136:184],
+        registers=tuple(body[at : at + 48] for at in (328, 376, 424, 472)),
+        signer=None,
+        product=None,
+        svn=None,
+        report_data=body[520:584],
+        debug=body[120] != 0,
+        body=where,
+        size=size,
+    )
+
+
+def _snp(raw: bytes) -> Facts:
+    if len(raw) != SNP_REPORT_BYTES:
+        refuse(f"{len(raw)} bytes; an SNP report has exactly {SNP_REPORT_BYTES}.")
+    version, svn, policy = struct.unpack_from("<IIQ", raw)
+    return Facts(
+        format=SNP,
+        version=version,
+        measurement=raw[0x90:0xC0],
+        signer=raw[0xE0:0x110],
+        product=None,
+        svn=svn,
+        report_data=raw[0x50:0x90],
+        debug=bool(policy >> 19 & 1),
+        privilege=struct.unpack_from("<I", raw, 0x30)[0],
+        chip=raw[0x1A0:0x1E0],
+        body=range(SNP_SIGNED_BYTES),
+        size=len(raw),
+    )
+
+
+def refuse(words: str) -> NoReturn:
+    raise TrustError(f"the quote cannot be read: {words}", check="format")

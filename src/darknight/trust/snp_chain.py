@@ -1,0 +1,284 @@
+"""AMD's certificates: from a bag of them to the key that may sign a report.
+
+Keys are used from the pinned root downwards, so nothing is ever verified with a key that a stranger chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.utils import CryptographyDeprecationWarning
+from cryptography.x509.oid import NameOID
+
+from darknight.errors import TrustError
+from darknight.trust.evidence import MAX_CERTIFICATES
+
+# SHA-256 of the root's public key (SubjectPublicKeyInfo, DER) -> the product whose chips it vouches for.
+AMD_ROOTS: Mapping[str, str] = MappingProxyType(
+    {
+        "9f056bee44377e29308cb5ffa895bdfb62d18881fa6bed8d6f075b0204089cb9": "Milan",
+        "429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831": "Genoa",
+        "4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08": "Turin",
+    }
+)
+TURIN = "Turin"
+
+_PEM = re.compile(rb"-----BEGIN (CERTIFICATE|X509 CRL)-----[A-Za-z0-9+/=\s]+-----END \1-----")
+_BEGIN = b"-----BEGIN "
+_UNDERSTOOD = (x509.BasicConstraints, x509.KeyUsage)  # of what may be critical
+_AMD = "1.3.6.1.4.1.3704.1"
+_PARTS = {"bootloader": "3.1", "tee": "3.2", "snp": "3.3", "microcode": "3.8"}
+_HARDWARE_ID, _PROVIDER_ID, _FMC = "4", "5", "3.9"
+_HARDWARE_ID_BYTES, _TURIN_ID_BYTES = 64, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bag:
+    """Certificates and revocation lists, each once, in the order in which they came."""
+
+    certificates: tuple[x509.Certificate, ...]
+    lists: tuple[x509.CertificateRevocationList, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A key that may sign reports, and why. hardware_id: of the chip; None for a VLEK, which has none."""
+
+    kind: str
+    product: str
+    key: ec.EllipticCurvePublicKey
+    hardware_id: bytes | None
+    tcb: Mapping[str, int]
+    intermediate: x509.Certificate
+    root: x509.Certificate
+
+
+def read_bag(contents: Iterable[bytes]) -> Bag:
+    """Each content is PEM, with any number of certificates or lists, or one of them as DER.
+
+    Raises TrustError (check "format") on anything else.
+    """
+    certificates: dict[bytes, x509.Certificate] = {}
+    lists: dict[bytes, x509.CertificateRevocationList] = {}
+    for block in [block for content in contents for block in _blocks(content)]:
+        found = _parsed(block)
+        if isinstance(found, x509.Certificate):
+            certificates[found.public_bytes(Encoding.DER)] = found
+        else:
+            lists[found.public_bytes(Encoding.DER)] = found
+        if len(certificates) + len(lists) > MAX_CERTIFICATES:
+            raise _unreadable(f"there are more than {MAX_CERTIFICATES} of them")
+    return Bag(certificates=tuple(certificates.values()), lists=tuple(lists.values()))
+
+
+def find_chain(bag: Bag, *, vlek: bool, now: int, simulated_root: bytes | None) -> Chain:
+    """The chain of the one leaf of this kind, from a pinned root. Raises TrustError where there is none."""
+    leaf = _leaf(bag, vlek=vlek)
+    root, product = _root(bag, simulated_root)
+    intermediate = _issued(bag.certificates, root, leaf)
+    for certificate, name in ((root, "root"), (intermediate, "intermediate certificate"), (leaf, "leaf certificate")):
+        _in_time(certificate, name, now)
+    key = leaf.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise _broken("the leaf's key is not one of ECDSA on P-384.")
+    values = _amd_values(leaf)
+    turin = product == TURIN
+    parts = {"fmc": _FMC, **_PARTS} if turin else _PARTS
+    return Chain(
+        kind="VLEK" if vlek else "VCEK",
+        product=product,
+        key=key,
+        hardware_id=None
+        if vlek
+        else _octets(values.get(_HARDWARE_ID), _TURIN_ID_BYTES if turin else _HARDWARE_ID_BYTES),
+        tcb={name: _small_integer(values.get(number)) for name, number in parts.items()},
+        intermediate=intermediate,
+        root=root,
+    )
+
+
+def check_revocation(bag: Bag, chain: Chain, *, now: int) -> None:
+    """Raises TrustError (check "revocation") unless a current list of the chain's root says nothing against it."""
+    lists = [each for each in bag.lists if each.issuer == chain.root.subject]
+    if not lists:
+        raise _revocation("no list that was given is by the root of this chain")
+    for each in lists:
+        try:
+            signed = each.is_signature_valid(chain.root.public_key())  # type: ignore[arg-type]
+            extensions = [*each.extensions, *(extension for entry in each for extension in entry.extensions)]
+        except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature):
+            raise _revocation("a list is malformed") from None
+        if not signed:
+            raise _revocation("a list in the name of the root is not signed by it")
+        if any(extension.critical for extension in extensions):
+            raise _revocation("a list has a critical extension that is unknown here")
+        end = each.next_update_utc
+        if end is None or not each.last_update_utc <= _time(now) <= end:
+            raise _revocation("a list is not of this time. Fetch a new one")
+        for certificate in (chain.root, chain.intermediate):
+            if each.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
+                raise _revocation("a certificate of the chain is revoked")
+
+
+def _blocks(content: bytes) -> list[bytes]:
+    if _BEGIN not in content:
+        return [content]
+    found = [match.group(0) for match in _PEM.finditer(content)]
+    if len(found) != content.count(_BEGIN):
+        raise _unreadable("a PEM file holds something else, or is damaged")
+    return found
+
+
+def _parsed(block: bytes) -> x509.Certificate | x509.CertificateRevocationList:
+    loaders = (
+        (x509.load_pem_x509_certificate, x509.load_pem_x509_crl)
+        if block.startswith(_BEGIN)
+        else (x509.load_der_x509_certificate, x509.load_der_x509_crl)
+    )
+    for load in loaders:
+        try:
+            with warnings.catch_warnings():
+                # Every VCEK has the serial number 0, which the library dislikes.
+                warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+                return load(block)
+        except (ValueError, UnsupportedAlgorithm):
+            continue
+    raise _unreadable("it is neither, in PEM or DER")
+
+
+def _leaf(bag: Bag, *, vlek: bool) -> x509.Certificate:
+    """The one certificate with AMD's extension for a chip (VCEK) or a provider (VLEK)."""
+    mark, other, name = (_PROVIDER_ID, _HARDWARE_ID, "VLEK") if vlek else (_HARDWARE_ID, _PROVIDER_ID, "VCEK")
+    marked = [each for each in bag.certificates if mark in (values := _amd_values(each)) and other not in values]
+    if len(marked) != 1:
+        raise _broken(f"{len(marked)} {name} certificates; exactly one is needed. Give the one of this report.")
+    return marked[0]
+
+
+def _root(bag: Bag, simulated_root: bytes | None) -> tuple[x509.Certificate, str]:
+    """The certificate of a pinned key, signed by that key: its names and dates are then AMD's own."""
+    pins = AMD_ROOTS if simulated_root is None else _simulated_pin(simulated_root)
+    for certificate in bag.certificates:
+        product = pins.get(key_hash(certificate))
+        if product is not None and _is_authority(certificate) and _signed_by(certificate, certificate):
+            return certificate, product
+    whose = "AMD's root of Milan, Genoa or Turin" if simulated_root is None else "the simulated root"
+    raise _broken(f"the chain does not end at {whose}. Give all of its certificates.")
+
+
+def _simulated_pin(root: bytes) -> dict[str, str]:
+    certificate = x509.load_der_x509_certificate(root)
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    product = str(names[0].value).rpartition("-")[2] if names else ""
+    return {key_hash(certificate): product} if product in AMD_ROOTS.values() else {}
+
+
+def _issued(
+    certificates: tuple[x509.Certificate, ...], root: x509.Certificate, leaf: x509.Certificate
+) -> x509.Certificate:
+    """The certificate that the root signed, and that signed the leaf."""
+    for each in certificates:
+        if each != root and _is_authority(each) and _signed_by(each, root) and _signed_by(leaf, each):
+            if _is_authority(leaf) or not _is_understood(leaf):
+                raise _broken("the leaf certificate claims what no leaf may.")
+            return each
+    raise _broken("no certificate leads from the root to the leaf. Give the ASK, or ASVK, of this product.")
+
+
+def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        if not isinstance(issuer.public_key(), rsa.RSAPublicKey):
+            return False
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _is_understood(certificate: x509.Certificate) -> bool:
+    """Whether there is no critical extension that is unknown here."""
+    try:
+        return all(isinstance(each.value, _UNDERSTOOD) for each in certificate.extensions if each.critical)
+    except ValueError:
+        return False
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    return constraints.ca and usage.key_cert_sign and _is_understood(certificate)
+
+
+def _in_time(certificate: x509.Certificate, name: str, now: int) -> None:
+    if not certificate.not_valid_before_utc <= _time(now) <= certificate.not_valid_after_utc:
+        span = f"{certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}"
+        raise TrustError(f"the {name} is valid from {span}, and not at this time.", check="dates")
+
+
+def _time(now: int) -> datetime:
+    return datetime.fromtimestamp(now, UTC)
+
+
+def key_hash(certificate: x509.Certificate) -> str:
+    """SHA-256 of the public key (SubjectPublicKeyInfo, DER); empty if there is none that we can read."""
+    try:
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _amd_values(certificate: x509.Certificate) -> dict[str, bytes]:
+    """AMD's own extensions by the end of their number."""
+    try:
+        extensions = list(certificate.extensions)
+    except ValueError:
+        return {}
+    return {
+        each.oid.dotted_string.removeprefix(f"{_AMD}."): each.value.value
+        for each in extensions
+        if each.oid.dotted_string.startswith(f"{_AMD}.") and isinstance(each.value, x509.UnrecognizedExtension)
+    }
+
+
+def _small_integer(value: bytes | None) -> int:
+    """A DER INTEGER from 0 to 255."""
+    if value is not None and len(value) == 3 and value[:2] == b"\x02\x01" and value[2] < 0x80:
+        return value[2]
+    if value is not None and len(value) == 4 and value[:3] == b"\x02\x02\x00" and value[3] >= 0x80:
+        return value[3]
+    raise _broken("the leaf certificate states no TCB.")
+
+
+def _octets(value: bytes | None, size: int) -> bytes:
+    """AMD writes the chip's number as it is; newer certificates may wrap it as an OCTET STRING."""
+    if value is not None and value[:2] == bytes((4, size)) and len(value) == size + 2:
+        return value[2:]
+    if value is None or len(value) != size:
+        raise _broken(f"the leaf certificate names no chip by {size} bytes.")
+    return value
+
+
+def _broken(words: str) -> TrustError:
+    return TrustError(words, check="chain")
+
+
+def _revocation(words: str) -> TrustError:
+    return TrustError(f"{words}.", check="revocation")
+
+
+def _unreadable(words: str) -> TrustError:
+    return TrustError(f"the certificates or revocation lists cannot be read: {words}.", check="format")
