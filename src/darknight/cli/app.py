@@ -10,11 +10,13 @@ from typer.exceptions import TyperException
 
 from darknight import __version__
 from darknight.cli.audit import audit
+from darknight.cli.enclave import enclave
 from darknight.cli.fleet import fleet
 from darknight.cli.infer import infer
 from darknight.cli.models import models
 from darknight.cli.plan import plan
 from darknight.cli.settings_file import Kind, read_settings_file
+from darknight.cli.submit import submit_command
 from darknight.cli.train import train
 from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
@@ -31,6 +33,8 @@ app.command("infer")(infer)
 app.command("models")(models)
 app.command("plan")(plan)
 app.command("audit")(audit)
+app.command("enclave")(enclave)
+app.command("submit")(submit_command)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 

@@ -1,24 +1,118 @@
-"""The enclave's identity, for commands that speak to workers."""
+"""darknight enclave: the job service inside a TEE."""
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import sys
+from json import dumps
 from pathlib import Path
+from typing import Annotated
 
-from darknight.wire.identity import CERTIFICATE_FILE, ENCLAVE, KEY_FILE, Identity
+from rich.console import Console
 
-log = logging.getLogger("darknight")
+from darknight.cli.messages import LogLevel, messages_on, option
+from darknight.errors import UsageError
+from darknight.service.configuration import Configuration
+from darknight.service.program import EnclaveSettings, serve
+from darknight.trust.platforms import CONFIGFS_TSM, GRAMINE, ConfigfsTsm, Gramine, Provider, find_provider
+from darknight.trust.simulation import ROOT_FILE, SoftwarePlatform, simulated_measurement
+
+_SERVICE, _EVIDENCE, _OUTPUT = "Service", "Evidence", "Output"
 
 
-def enclave_identity(folder: Path) -> Identity:
-    """What the folder holds. Whoever mistyped the folder, or comes for the first time, is told that it was made."""
-    was_there = (folder / KEY_FILE).exists()
-    mine = Identity.load_or_create(folder, ENCLAVE)
-    if not was_there:
-        log.warning(
-            "a new identity was made in %s; give its %s to the operators, whose workers know no other (%s)",
-            folder,
-            CERTIFICATE_FILE,
-            mine.fingerprint,
-        )
-    return mine
+def enclave(
+    fleet: Annotated[Path, option(_SERVICE, "Fleet file with the workers.")] = Path("fleet.toml"),
+    listen: Annotated[str, option(_SERVICE, "Where clients come: host:port.")] = "127.0.0.1:7700",
+    state: Annotated[
+        Path, option(_SERVICE, "Folder of the queue. It holds sealed files; nobody need trust the disk.")
+    ] = Path("darknight-enclave"),
+    insecure_one_operator: Annotated[
+        bool, option(_SERVICE, "Let one operator hold all shares: nothing is hidden.", "--insecure-one-operator")
+    ] = False,
+    collateral: Annotated[
+        Path | None, option(_EVIDENCE, "Intel's collateral for this machine's quotes; read anew for each client.")
+    ] = None,
+    insecure_simulated_platform: Annotated[
+        Path | None,
+        option(_EVIDENCE, "Folder of a software platform, for machines without a TEE: it protects nothing."),
+    ] = None,
+    show: Annotated[
+        bool, option(_OUTPUT, "Print what clients should expect of this enclave, and do not start it.", "--show")
+    ] = False,
+    json: Annotated[bool, option(_OUTPUT, "Print one JSON object when ready.", "--json")] = False,
+    log_level: Annotated[LogLevel, option(_OUTPUT, "What is logged to stderr.")] = LogLevel.INFO,
+) -> None:
+    """Run the job service: clients send sealed data, release keys to this attested enclave, and get sealed results.
+
+    Run it inside a TEE: Gramine on SGX, or a TDX or SEV-SNP guest (docs/howto/deploy-enclave.md). Jobs are done one
+    after another, on the workers of the fleet file. Keys are in memory alone: after a restart each client releases them
+    again, and its job goes on from the last sealed checkpoint.
+
+    Example, on a machine without a TEE, which protects nothing but shows everything:
+
+        darknight enclave --fleet fleet.toml --insecure-simulated-platform platform
+
+    Ctrl-C or SIGTERM finishes the step, saves, and stops.
+
+    Exit codes: 0 shown, 1 a DarKnight error, 2 bad usage, 130 interrupted.
+    """
+    console = Console(stderr=True, highlight=False)
+    settings = EnclaveSettings(fleet=fleet, listen=listen, state=state, insecure_one_operator=insecure_one_operator)
+    if show:
+        _show(settings, simulated=insecure_simulated_platform is not None, json=json)
+        return
+    provider = _provider(collateral, insecure_simulated_platform)
+
+    def ready(address: str, configuration: Configuration) -> None:
+        words: dict[str, object] = {
+            "address": address,
+            "evidence": provider.name,
+            "configuration": hashlib.sha256(configuration.encode()).hexdigest(),
+            "workers": len(configuration.workers),
+        }
+        if isinstance(provider, SoftwarePlatform):
+            words |= {"SIMULATED": True, "measurement": provider.measurement.hex()}
+        if json:
+            print(dumps(words), flush=True)
+        else:
+            for name, value in words.items():
+                print(f"{name:<14}{value}")
+            print("ready", flush=True)
+
+    with messages_on(console, log_level):
+        serve(settings, provider, ready=ready)
+
+
+def _provider(collateral: Path | None, simulated: Path | None) -> Provider:
+    if simulated is not None:
+        if collateral is not None:
+            raise UsageError("--collateral is of real quotes; a software platform makes its own. Drop it.")
+        print("darknight: SIMULATED evidence: this protects nothing and nobody.", file=sys.stderr)
+        return SoftwarePlatform(simulated)
+    found = find_provider()
+    if collateral is None:
+        return found
+    if isinstance(found, Gramine):
+        return Gramine(GRAMINE, collateral=collateral)
+    return ConfigfsTsm(CONFIGFS_TSM, collateral=collateral)
+
+
+def _show(settings: EnclaveSettings, *, simulated: bool, json: bool) -> None:
+    configuration = settings.configuration()
+    digest = hashlib.sha256(configuration.encode()).hexdigest()
+    measurement = simulated_measurement().hex() if simulated else None
+    if json:
+        found = {"configuration": digest, "measurement": measurement, "simulated": simulated}
+        print(dumps({**found, "workers": [vars(worker) for worker in configuration.workers]}, indent=2))
+        return
+    print(f"configuration  {digest}")
+    for worker in configuration.workers:
+        print(f"worker         {worker.name}, operator {worker.operator}, {worker.fingerprint}")
+    if measurement is None:
+        print("measurement    what the tool that built the enclave printed (docs/howto/deploy-enclave.md)")
+        return
+    print(f"measurement    {measurement} (SIMULATED)")
+    print()
+    print("# a policy for clients that want to try it:")
+    print(f'measurements = ["{measurement}"]')
+    print(f'insecure_simulated_root = "{ROOT_FILE}"')

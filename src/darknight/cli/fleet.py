@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from darknight.bench import Transports, measure_transports
-from darknight.cli.enclave import enclave_identity
+from darknight.cli.enclave_identity import enclave_identity
 from darknight.cli.fleet_tables import bench_table, check_table, count_of_workers, list_table, transports_table
 from darknight.cli.fleet_visits import Visit, plan_words, visit_all
 from darknight.cli.messages import LogLevel, messages_on, option

@@ -17,7 +17,7 @@ from torch import nn
 from darknight import __version__
 from darknight.accounting import check_budget
 from darknight.audit import best_linear_decoder, record_worker_view
-from darknight.cli.enclave import enclave_identity
+from darknight.cli.enclave_identity import enclave_identity
 from darknight.cli.progress import Display
 from darknight.cli.scheme_options import scheme_words
 from darknight.coding import Field, Scheme

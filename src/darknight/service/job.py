@@ -10,7 +10,7 @@ from typing import Any
 from darknight.coding.arithmetic import Field, Real
 from darknight.coding.scheme import Scheme
 from darknight.errors import UsageError
-from darknight.models import canonical
+from darknight.models.registry import canonical
 from darknight.train import Recipe
 from darknight.wire.jobs import JobText
 

@@ -17,7 +17,6 @@ from darknight.errors import DarKnightError, DataError, TrustError, UsageError
 from darknight.fleet.fleet import Fleet
 from darknight.models import build_model
 from darknight.runtime import Runtime
-from darknight.service.bundle import packed
 from darknight.service.queue import RESULT, WEIGHTS, Entry, in_words
 from darknight.service.sealed_data import open_dataset
 from darknight.service.sealed_store import BEST, SealedStore
@@ -36,6 +35,7 @@ from darknight.train import (
     tensors_from_bytes,
 )
 from darknight.trust.blob import open_bytes, seal_bytes
+from darknight.trust.bundle import packed
 from darknight.trust.durable import write_durably
 from darknight.trust.release import JobKeys, Receipt
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from torch import nn
 
 from darknight.errors import TrustError
-from darknight.service.bundle import packed, unpacked
 from darknight.service.queue import in_words
 from darknight.train import Best, Card, Checkpoint, checkpoint_as_bytes, checkpoint_from_bytes, tensors_as_bytes
 from darknight.trust.blob import open_bytes, seal_bytes
+from darknight.trust.bundle import packed, unpacked
 from darknight.trust.durable import write_durably
 from darknight.trust.key_file import DataKey
 from darknight.trust.release import Receipt
