@@ -12,7 +12,7 @@ _MOST = 100_000
 
 
 class Events:
-    """A list that only grows, and can be waited on. Each event has a number, a kind, and plain values."""
+    """A list that only grows, and can be waited on. Each event has its number in `event`, a kind, and plain values."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
@@ -22,7 +22,7 @@ class Events:
     def add(self, kind: str, **words: Any) -> None:
         with self._changed:
             if len(self._events) < _MOST:
-                self._events.append({"number": len(self._events) + 1, "kind": kind, **words})
+                self._events.append({"event": len(self._events) + 1, "kind": kind, **words})
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -46,4 +46,4 @@ class Events:
                 return
             elif time.monotonic() - spoke >= _HEARTBEAT:
                 spoke = time.monotonic()
-                yield {"number": at, "kind": "alive"}
+                yield {"event": at, "kind": "alive"}

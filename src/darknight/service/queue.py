@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -160,6 +161,7 @@ class Queue:
         entry.events.add("state", state=state, note=note)
         if state in OVER:
             entry.events.close()
+            _tidy(entry)
 
     def _load(self, path: Path, number: int, name: str) -> None:
         """A job of an earlier process. Who changed the files of one only loses that one."""
@@ -180,7 +182,17 @@ class Queue:
         entry.events.add("state", state=entry.state, note=entry.note)
         if entry.state in OVER:
             entry.events.close()
+            _tidy(entry)
         self._entries[name] = entry
+
+
+def _tidy(entry: Entry) -> None:
+    """A job that will never go on keeps its text and its result. One that failed may: its client can try again."""
+    if entry.state in (FINISHED, CANCELLED):
+        shutil.rmtree(entry.data, ignore_errors=True)
+        for path in entry.folder.iterdir():
+            if path.name not in (JOB, STATE, RESULT):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -88,12 +88,6 @@ def newest(folder: Path) -> Receipt | None:
     return Receipt(number=number, step=step, digest=digest)
 
 
-def forget(folder: Path) -> None:
-    """Remove the checkpoints of a job that is over."""
-    for _, _, path in _checkpoints(folder):
-        path.unlink(missing_ok=True)
-
-
 def _checkpoints(folder: Path) -> list[tuple[int, int, Path]]:
     """(number, step, file), the newest last."""
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
