@@ -102,8 +102,15 @@ class Enclave:
     words: dict
 
 
-def launch_enclave(folder: Path, *flags: str, port: int = 0, environment: dict | None = None) -> Enclave:
-    command = [sys.executable, "-m", "darknight.cli", "enclave", "--fleet", str(folder / "fleet.toml")]
+CRASHING = Path(__file__).with_name("crashing.py")
+
+
+def launch_enclave(
+    folder: Path, *flags: str, port: int = 0, crash: int | str | None = None, environment: dict | None = None
+) -> Enclave:
+    """crash: the operation on the disk before which it is killed; see service.crashing."""
+    program = ["-m", "darknight.cli"] if crash is None else [str(CRASHING), str(crash), str(folder / "state")]
+    command = [sys.executable, *program, "enclave", "--fleet", str(folder / "fleet.toml")]
     command += ["--listen", f"127.0.0.1:{port}", "--state", str(folder / "state"), "--json", *flags]
     command += ["--insecure-simulated-platform", str(folder / "platform"), "--log-level", "info"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}

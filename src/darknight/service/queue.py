@@ -167,6 +167,7 @@ class Queue:
         """A job of an earlier process. Who changed the files of one only loses that one."""
         sweep(path)
         if not (path / JOB).exists():  # killed before it was confirmed
+            shutil.rmtree(path, ignore_errors=True)
             return
         try:
             text = JobText.decode((path / JOB).read_bytes())
