@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lint test test-all bench clean
+.PHONY: help setup run tour lint test test-all bench clean
 
 help: ## print this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ run: $(STAMP) ## train a small network on scikit-learn's digits, privately and i
 	$(BIN)/darknight train --output darknight-demo
 	@echo "Attack it yourself, in a minute: $(BIN)/darknight audit --quick --output darknight-demo (darknight-demo/audit.html)"
 
+tour: $(STAMP) ## seal data, submit a job to an enclave (simulated), kill it half way, fetch the model
+	$(BIN)/python scripts/tour.py darknight-tour
+
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,5 +43,5 @@ bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that tools leave behind
-	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo darknight-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo darknight-audit darknight-tour .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

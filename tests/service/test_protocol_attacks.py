@@ -1,5 +1,6 @@
 """Attacks on the way from a client to its enclave. The host owns disk, network and every reply."""
 
+import random
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ from darknight.client.conversation import Conversation
 from darknight.client.job_folder import Accepted
 from darknight.client.jobs import _brought, submit
 from darknight.errors import ServiceError, TrustError, UsageError
+from darknight.service.answering import METHODS
 from darknight.service.queue import READY, WAITING, Queue
 from darknight.service.sealed_data import open_dataset
 from darknight.service.sealed_store import SealedStore, newest
@@ -21,7 +23,7 @@ from darknight.trust.sealing import HEAD, MANIFEST, RECORDS
 from darknight.trust.simulation import Pretence, simulated_measurement
 from darknight.wire.identity import ENCLAVE, Identity
 from darknight.wire.job_channel import JobChannel, JobServer
-from darknight.wire.jobs import ATTEST, CANCEL, FETCH, RELEASE, STATUS, SUBMIT, WATCH, dump, load
+from darknight.wire.jobs import ATTEST, CANCEL, FETCH, RELEASE, STATUS, SUBMIT, UPLOAD, WATCH, dump, load
 from service.enclaves import OPERATORS, Quiet, opened, place, seal, write_data, write_job, write_policy
 from service.offices import CONFIGURATION, furnish, open_office
 from train.saved import card, network, train
@@ -498,3 +500,31 @@ def test_the_attested_configuration_is_what_the_client_sees(home):
     with open_office(home) as office, talk(home, office.address) as conversation:
         assert conversation.offer.configuration == CONFIGURATION.encode()
         assert [worker["operator"] for worker in conversation.configuration["workers"]] == list(OPERATORS)
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+def knock(channel, method, message):
+    if method == UPLOAD:
+        channel.send(message, iter([message]))
+    elif method in (WATCH, FETCH):
+        list(channel.listen(method, message))
+    else:
+        channel.ask(method, message)
+
+
+def test_a_door_that_anybody_may_knock_at_survives_it(home, full):
+    """Whatever is sent to whatever method, the next client is served."""
+    generator = random.Random(3)
+    texts = [b"", b"{}", b"[]", b"\xff" * 9, b'{"nonce": "00"}', b'{"nonce": 5}', dump({"nonce": "00" * 32}) * 2]
+    with open_office(home) as office:
+        channel = JobChannel(office.address)
+        for _ in range(300 if full else 40):
+            message = generator.choice([*texts, generator.randbytes(generator.randrange(300))])
+            method = generator.choice(METHODS)
+            with pytest.raises(ServiceError) as caught:
+                knock(channel, method, message)
+            assert caught.value.check != "unreachable"
+        with pytest.raises(ServiceError) as caught:
+            channel.ask("Unknown", b"{}")
+        assert caught.value.check == "unreachable"
+        talk(home, office.address)

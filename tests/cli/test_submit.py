@@ -1,0 +1,110 @@
+"""darknight submit, as a user types it: a job through a real enclave, and every mistake in one line."""
+
+import json
+
+import pytest
+
+from cli.command import darknight
+from service.enclaves import running_enclave, workplace, write_job, write_policy
+
+FOUND = ["best.safetensors", "model.safetensors", "summary.json"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    with workplace(tmp_path_factory.mktemp("work")) as folder, running_enclave(folder) as enclave:
+        yield folder, enclave.address
+
+
+def test_a_job_from_submission_to_result(work):
+    folder, address = work
+    job = write_job(folder, output="one")
+    done = darknight("submit", str(job), "--to", address, "--yes", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "SIMULATED evidence: it protects nothing" in done.stderr
+    assert "operator north" in done.stderr
+    assert "the job is finished" in done.stderr
+    files = json.loads(done.stdout)["files"]
+    assert sorted(path.rpartition("/")[2] for path in files) == [
+        "best.safetensors",
+        "model.safetensors",
+        "summary.json",
+    ]
+    summary = json.loads((folder / "one" / "summary.json").read_text())
+    assert summary["ledger"]["integrity"]["failed"] == 0
+    assert len(summary["epochs"]) == 2
+
+    asked = darknight("submit", "status", str(job), "--to", address, cwd=folder)
+    assert asked.returncode == 0
+    assert "is finished" in asked.stdout
+    (folder / "one" / "summary.json").unlink()
+    fetched = darknight("submit", "fetch", str(job), "--to", address, cwd=folder)
+    assert fetched.returncode == 0
+    assert json.loads((folder / "one" / "summary.json").read_text()) == summary
+
+    predicted = darknight(
+        "infer",
+        "--checkpoint",
+        str(folder / "one" / "model.safetensors"),
+        "--data",
+        str(folder / "data.npz"),
+        "--json",
+        cwd=folder,
+    )
+    assert predicted.returncode == 0, predicted.stderr
+    assert json.loads(predicted.stdout)["examples"] == 44
+
+
+def test_nobody_is_asked_without_a_terminal(work):
+    folder, address = work
+    done = darknight("submit", str(write_job(folder, output="two")), "--to", address, cwd=folder)
+    assert done.returncode == 2
+    assert "Say --yes" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_enclave_that_the_policy_does_not_know_gets_nothing(work):
+    folder, address = work
+    write_policy(folder, measurement=b"\x22" * 32)
+    try:
+        done = darknight("submit", str(write_job(folder, output="three")), "--to", address, "--yes", cwd=folder)
+    finally:
+        write_policy(folder)
+    assert done.returncode == 1
+    assert "measurement" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (("small-cnn", "huge-cnn"), 1, "unknown model 'huge-cnn'"),
+        (("inputs = 1", "inputs = 9"), 1, "this enclave has 3"),
+        (("epochs = 2", "epochs = 0"), 1, "epochs 0"),
+        (("epochs = 2", "epochs = 2\nepoks = 3"), 1, "unknown epoks"),
+        (("[scheme]", "[skeme]"), 2, "unknown skeme"),
+    ],
+)
+def test_mistakes_in_a_job_are_told_in_one_line(work, change, code, words):
+    folder, address = work
+    job = write_job(folder, output=f"bad-{abs(hash(change))}")
+    job.write_text(job.read_text().replace(*change))
+    done = darknight("submit", str(job), "--to", address, "--yes", cwd=folder)
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_where_nobody_is(work):
+    folder, _ = work
+    done = darknight("submit", "status", str(write_job(folder, output="four")), "--to", "127.0.0.1:1", cwd=folder)
+    assert done.returncode == 1
+    assert "nobody answers" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["job.toml", "status"], ["status"], ["a", "b", "c"], ["status", "none.toml"]])
+def test_words_that_make_no_sense(words, tmp_path):
+    done = darknight("submit", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
