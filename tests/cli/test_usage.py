@@ -124,7 +124,10 @@ def test_an_output_without_permission_is_refused(tmp_path):
             "[train]\nepoch = 3\ncolour = 1\n",
             "unknown key in [train]: colour, epoch; known are arithmetic, augment, batch-size",
         ),
-        ("[brain]\nepochs = 3\n", "unknown table: brain; known are audit, fleet, infer, models, plan, train, worker."),
+        (
+            "[brain]\nepochs = 3\n",
+            "unknown table: brain; known are audit, enclave, fleet, infer, models, plan, submit, train, worker.",
+        ),
         ("train = 3\n", "needs a table, [train]"),
         ("[train]\nepochs = true\n", "epochs in [train] is bool"),
         ("[train]\njson = 1\n", "json in [train] is int; needs true or false"),
