@@ -15,6 +15,7 @@ from darknight.cli.fleet import fleet
 from darknight.cli.infer import infer
 from darknight.cli.models import models
 from darknight.cli.plan import plan
+from darknight.cli.seal import seal
 from darknight.cli.settings_file import Kind, read_settings_file
 from darknight.cli.submit import submit_command
 from darknight.cli.train import train
@@ -33,6 +34,7 @@ app.command("infer")(infer)
 app.command("models")(models)
 app.command("plan")(plan)
 app.command("audit")(audit)
+app.command("seal")(seal)
 app.command("enclave")(enclave)
 app.command("submit")(submit_command)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)

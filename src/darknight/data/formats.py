@@ -15,7 +15,7 @@ from darknight.data.digits import read_digits
 from darknight.data.files import refusing
 from darknight.data.found import UNKNOWN, Found, Labelled
 from darknight.data.idx import has_mnist, read_mnist
-from darknight.data.normalise import Normalisation, measured
+from darknight.data.normalise import Normalisation, ascending, measured
 from darknight.data.npz import read_npz
 from darknight.data.pictures import has_pictures, read_pictures
 from darknight.data.split import size_of_test, stratified_split
@@ -155,7 +155,9 @@ def read_examples(
 def _part(part: Labelled, chosen: Tensor | None, normalisation: Normalisation) -> Examples:
     if chosen is None:
         chosen = torch.arange(len(part.source))
-    return Examples(part.source, chosen, part.labels[chosen], normalisation)
+    everything = len(chosen) == len(part.labels) and ascending(chosen) is chosen
+    labels = part.labels if everything else part.labels[chosen]
+    return Examples(part.source, chosen, labels, normalisation)
 
 
 def _found(source: str, image_size: int | None, *, labelled: bool) -> Found:

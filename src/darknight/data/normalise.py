@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,10 @@ from torch import Tensor
 from darknight.data.source import Source
 from darknight.errors import DataError
 
-_BATCH_BYTES = 4 << 20
+# Where a batch ends decides the last bit of the result. Bytes are read in pieces of a batch, floats become float64: so
+# only a few MiB are needed at once.
+_BATCH_BYTES, _PIECES = 4 << 20, 8
+_BATCH_FLOATS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,32 @@ def measured(source: Source, chosen: Tensor) -> Normalisation:
     The result depends on the values alone, not on threads: bytes are summed as integers, other numbers by NumPy, which
     uses one thread, with batches combined as in Chan, Golub and LeVeque (1979). A constant channel has deviation 1.
     """
-    order = chosen.sort().values
-    batch = max(1, _BATCH_BYTES // math.prod(source.shape))
+    order = ascending(chosen)
+    as_bytes = source.read(order[:1]).dtype == torch.uint8
+    batch = max(1, (_BATCH_BYTES if as_bytes else _BATCH_FLOATS) // math.prod(source.shape))
     moments = _Moments(source.shape[0])
     for indices in torch.split(order, batch):
-        raw = source.read(indices).numpy()
-        if raw.dtype != np.uint8 and not np.isfinite(raw).all():
+        if as_bytes:
+            moments.add_bytes(_pixels(source, piece) for piece in torch.split(indices, -(-batch // _PIECES)))
+            continue
+        raw = _pixels(source, indices)
+        if not np.isfinite(raw).all():
             raise DataError(f"{bad_place(source, indices, torch.from_numpy(raw))}: some values are NaN or infinite.")
         with np.errstate(over="ignore", invalid="ignore"):  # looked at below
-            moments.add(raw.reshape(len(raw), source.shape[0], -1))
+            moments.add(raw)
     if not np.isfinite(moments.squares).all():
         raise DataError(f"{source.place(0)} and others: values so large that they have no deviation. Rescale them.")
-    return moments.normalisation(255.0 if raw.dtype == np.uint8 else 1.0)
+    return moments.normalisation(255.0 if as_bytes else 1.0)
+
+
+def _pixels(source: Source, indices: Tensor) -> NDArray[Any]:
+    """(example, channel, pixel)."""
+    return source.read(indices).numpy().reshape(len(indices), source.shape[0], -1)
+
+
+def ascending(numbers: Tensor) -> Tensor:
+    """The same, sorted; itself if it is: of a large set it takes as much memory as everything else together."""
+    return numbers if bool((numbers[1:] > numbers[:-1]).all()) else numbers.sort().values
 
 
 def bad_place(source: Source, indices: Tensor, examples: Tensor) -> str:
@@ -93,18 +112,25 @@ class _Moments:
         self.mean = np.zeros(channels)
         self.squares = np.zeros(channels)
 
-    def add(self, values: NDArray[np.generic]) -> None:
-        """values: (example, channel, pixel)."""
-        count = values.shape[0] * values.shape[2]
-        if values.dtype == np.uint8:
-            total = values.sum(axis=2, dtype=np.int64).sum(axis=0)
-            of_squares = np.multiply(values, values, dtype=np.uint16).sum(axis=2, dtype=np.int64).sum(axis=0)
-            mean = total / count
-            squares = np.maximum(of_squares - total * mean, 0.0)
-        else:
-            wide = values.astype(np.float64)
-            mean = wide.mean(axis=2).mean(axis=0)
-            squares = np.square(wide - mean[:, None]).sum(axis=2).sum(axis=0)
+    def add_bytes(self, pieces: Iterable[NDArray[np.uint8]]) -> None:
+        """Each (example, channel, pixel)."""
+        count, total, of_squares = 0, np.zeros_like(self.mean, np.int64), np.zeros_like(self.mean, np.int64)
+        for values in pieces:
+            count += values.shape[0] * values.shape[2]
+            total += values.sum(axis=2, dtype=np.int64).sum(axis=0)
+            of_squares += np.multiply(values, values, dtype=np.uint16).sum(axis=2, dtype=np.int64).sum(axis=0)
+        mean = total / count
+        self._combine(count, mean, np.maximum(of_squares - total * mean, 0.0))
+
+    def add(self, values: NDArray[np.floating[Any]]) -> None:
+        """(example, channel, pixel)."""
+        wide = values.astype(np.float64)
+        mean = wide.mean(axis=2).mean(axis=0)
+        wide -= mean[:, None]
+        squares = np.square(wide, out=wide).sum(axis=2).sum(axis=0)
+        self._combine(values.shape[0] * values.shape[2], mean, squares)
+
+    def _combine(self, count: int, mean: NDArray[np.float64], squares: NDArray[np.float64]) -> None:
         both = self.count + count
         away = mean - (self.mean if self.count else mean)
         self.squares += squares + away * away * (self.count * count / both)

@@ -36,7 +36,7 @@ from darknight.errors import DarKnightError, DataError, UsageError
 _FORMAT = 1
 _MOST_EXAMPLES = (1 << 32) - 1
 _PADDING = 4096
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 1 << 19
 _DTYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "float16": np.dtype("<f2"),
@@ -66,18 +66,18 @@ class RecordStore(Protocol):
 class Packed:
     """A dataset that is ready to be packed: its head, and its records when they are asked for."""
 
-    head: bytes
+    head: bytes | bytearray
     count: int
     record_bytes: int
     _parts: tuple[Examples, Examples]
     _dtypes: tuple[str, str]
-    _order: NDArray[np.int64]
+    _order: NDArray[np.uint32]
 
     def records(self) -> Iterator[Records]:
-        """All of them, a few MiB at a time, each (record, byte)."""
-        train = len(self._parts[0])
-        for begin in range(0, self.count, max(1, _BATCH_BYTES // self.record_bytes)):
-            numbers = self._order[begin : begin + max(1, _BATCH_BYTES // self.record_bytes)]
+        """All of them, half a MiB at a time, or one, each (record, byte)."""
+        train, together = len(self._parts[0]), max(1, _BATCH_BYTES // self.record_bytes)
+        for begin in range(0, self.count, together):
+            numbers = self._order[begin : begin + together].astype(np.int64)
             out = np.zeros((len(numbers), self.record_bytes), dtype=np.uint8)
             for at, (part, dtype) in enumerate(zip(self._parts, self._dtypes, strict=True)):
                 here = np.flatnonzero((numbers >= train) == bool(at))
@@ -93,7 +93,7 @@ def pack_dataset(data: Dataset, order: NDArray[np.int64]) -> Packed:
     count = len(train) + len(test)
     if count > _MOST_EXAMPLES:
         raise UsageError(f"{data.name}: {count} examples; at most {_MOST_EXAMPLES} can be packed. Split the set.")
-    if len(order) != count or not np.array_equal(np.sort(order), np.arange(count)):
+    if not _each_once(order, count):
         raise UsageError(f"an order of {len(order)} records for {count} examples; needs each example once.")
     dtypes = _dtype_of(train), _dtype_of(test)
     words = {
@@ -106,19 +106,22 @@ def pack_dataset(data: Dataset, order: NDArray[np.int64]) -> Packed:
         "augmentation": data.augmentation and asdict(data.augmentation),
         "parts": [{"examples": len(part), "dtype": dtype} for part, dtype in zip((train, test), dtypes, strict=True)],
     }
-    places = np.empty(count, dtype="<u4")
-    places[order] = np.arange(count, dtype=np.uint32)
-    labels = torch.cat([train.labels, test.labels]).numpy().astype("<i4")
     text = json.dumps(words, allow_nan=False).encode()
-    head = len(text).to_bytes(8, "big") + text + labels.tobytes() + places.tobytes()
+    begin = 8 + len(text)
+    head = bytearray(_padded(begin + 8 * count))
+    head[:begin] = len(text).to_bytes(8, "big") + text
+    labels, places = _arrays(head, begin, count)
+    for part, here in ((train, slice(0, len(train))), (test, slice(len(train), count))):
+        labels[here] = part.labels.numpy()
+    places[order] = np.arange(count, dtype=np.uint32)
     size = math.prod(data.shape)
     return Packed(
-        head=head + bytes(-len(head) % _PADDING),
+        head=head,
         count=count,
         record_bytes=size * max(_DTYPES[dtype].itemsize for dtype in dtypes),
         _parts=(train, test),
         _dtypes=dtypes,
-        _order=order,
+        _order=order.astype(np.uint32),
     )
 
 
@@ -192,13 +195,30 @@ def _taken_apart(head: bytes, count: int) -> tuple[Mapping[str, Any], Tensor, Te
     if type(classes) is not int or not 1 <= classes <= MOST_CLASSES or type(words["name"]) is not str:
         raise ValueError
     end = begin + 8 * count
-    if len(head) < end or len(head) != end + -end % _PADDING or any(head[end:]):
+    if len(head) < end or len(head) != _padded(end) or any(head[end:]):
         raise ValueError
-    labels = np.frombuffer(head, dtype="<i4", count=count, offset=begin).astype(np.int64)
-    places = np.frombuffer(head, dtype="<u4", count=count, offset=begin + 4 * count).astype(np.int64)
-    if not np.array_equal(np.sort(places), np.arange(count)):
+    labels, places = _arrays(head, begin, count)
+    if not _each_once(places, count):
         raise ValueError
-    return words, torch.from_numpy(labels), torch.from_numpy(places)
+    return words, torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(places.astype(np.int64))
+
+
+def _arrays(head: bytes | bytearray, begin: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+    """Labels and records, in the memory of the head."""
+    labels = np.frombuffer(head, dtype="<i4", count=count, offset=begin)
+    return labels, np.frombuffer(head, dtype="<u4", count=count, offset=begin + 4 * count)
+
+
+def _padded(size: int) -> int:
+    return size + -size % _PADDING
+
+
+def _each_once(numbers: NDArray[Any], count: int) -> bool:
+    if numbers.shape != (count,) or int(numbers.min()) < 0 or int(numbers.max()) >= count:
+        return False
+    seen = np.zeros(count, dtype=bool)
+    seen[numbers] = True
+    return bool(seen.all())
 
 
 def _augmentation(words: dict[str, Any]) -> Augmentation:

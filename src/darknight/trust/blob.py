@@ -14,6 +14,8 @@ Leaks: the size.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -38,18 +40,19 @@ def sealed_size(size: int) -> int:
 
 
 def seal_bytes(key: DataKey, data: Bytes, *, label: bytes) -> bytes:
+    return b"".join(sealed_pieces(key, data, label=label))
+
+
+def sealed_pieces(key: DataKey, data: Bytes, *, label: bytes) -> Iterator[bytes]:
+    """What `seal_bytes` gives, a piece at a time."""
     plain = memoryview(data).cast("B")
     salt = fresh_nonce()
     cipher = cipher_for(key, salt=salt, info=_info(label))
-    sealed = bytearray(sealed_size(len(plain)))
-    sealed[:_BEGIN] = _MAGIC + salt
-    view, chunks = memoryview(sealed), _chunks(len(plain))
+    yield _MAGIC + salt
+    chunks = _chunks(len(plain))
     for index in range(chunks):
-        begin = _BEGIN + index * (_CHUNK + TAG_BYTES)
         chunk = plain[index * _CHUNK : (index + 1) * _CHUNK]
-        out = view[begin : begin + len(chunk) + TAG_BYTES]
-        cipher.encrypt_into(nonce_of(index), chunk, _associated(index, chunks), out)
-    return bytes(sealed)
+        yield cipher.encrypt(nonce_of(index), chunk, _associated(index, chunks))
 
 
 def open_bytes(key: DataKey, sealed: Bytes, *, label: bytes) -> bytes:

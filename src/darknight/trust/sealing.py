@@ -36,7 +36,16 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
 from darknight.errors import DarKnightError, DataError, TrustError
-from darknight.trust.blob import TAG_BYTES, cipher_for, nonce_of, open_bytes, seal_bytes, sealed_size
+from darknight.trust.blob import (
+    TAG_BYTES,
+    Bytes,
+    cipher_for,
+    nonce_of,
+    open_bytes,
+    seal_bytes,
+    sealed_pieces,
+    sealed_size,
+)
 from darknight.trust.fresh import fresh_nonce
 from darknight.trust.key_file import DataKey
 from darknight.types import Secret
@@ -47,7 +56,7 @@ _FORMAT = "darknight sealed records 1"
 _INFO = b"darknight records 1"
 _HEAD_LABEL = b"darknight head 1 "
 _LARGEST_MANIFEST = 4096
-_BUFFER = 1 << 20
+_BUFFER = 1 << 19
 
 Records = NDArray[np.uint8]
 
@@ -95,7 +104,7 @@ class Manifest:
 
 
 def write_sealed(
-    folder: Path, key: DataKey, *, count: int, record_bytes: int, head: bytes, records: Iterable[Records]
+    folder: Path, key: DataKey, *, count: int, record_bytes: int, head: Bytes, records: Iterable[Records]
 ) -> Manifest:
     """Write a sealed set into `folder`, which must be there and empty, and wait until it is on the disk.
 
@@ -112,7 +121,8 @@ def write_sealed(
     )
     digest = manifest.digest
     with _new_file(folder / HEAD) as file:
-        file.write(seal_bytes(key, head, label=_HEAD_LABEL + digest))
+        for piece in sealed_pieces(key, head, label=_HEAD_LABEL + digest):
+            file.write(piece)
     with _new_file(folder / RECORDS) as file:
         _write_records(file, _Seal(key, manifest), records)
     with _new_file(folder / MANIFEST) as file:
@@ -130,7 +140,7 @@ class SealedRecords(Secret):
     def __init__(self, folder: Path, key: DataKey, *, manifest: bytes | None) -> None:
         self._folder = folder
         raw = _whole(folder / MANIFEST, most=_LARGEST_MANIFEST)
-        self.manifest = _parsed(raw, folder / MANIFEST)
+        self.manifest = _parsed(bytes(raw), folder / MANIFEST)
         if manifest is not None and manifest != self.manifest.digest:
             raise TrustError(
                 f"{folder / MANIFEST}: is of another sealed set than the one that is meant. Take the right folder.",
@@ -268,7 +278,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _whole(path: Path, *, most: int) -> bytes:
+def _whole(path: Path, *, most: int) -> bytearray:
     """The whole file, or the first `most` + 1 bytes of a longer one."""
     with _opened(path) as file:
         try:
@@ -277,7 +287,7 @@ def _whole(path: Path, *, most: int) -> bytes:
             _fill(file, memoryview(content), 0, path)
         except OSError as error:
             raise _unreadable(path, error) from error
-    return bytes(content)
+    return content
 
 
 def _fill(file: BinaryIO, buffer: memoryview, begin: int, path: Path) -> None:
