@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
-from darknight.report.image_rows import INK, PALE, png_of
+from darknight.report.image_rows import INK, PALE, new_figure, png_of
 
 # Told apart by people who do not see all colours, and by their marks where nobody does.
 _COLOURS = ("#0b6e99", "#c2410c", "#6d28d9", "#15803d")
@@ -30,8 +27,7 @@ def curves_chart(
     curves: Sequence[Curve], *, x_label: str, y_label: str, threshold: float | None = None, logarithmic: bool = False
 ) -> bytes:
     """A PNG of lines with shaded intervals; logarithmic: the horizontal axis, in powers of two."""
-    figure = Figure(figsize=(7.5, 3.9), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5, 3.9, layout="constrained")
     axes = figure.add_subplot()
     for number, curve in enumerate(curves):
         colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
@@ -56,8 +52,7 @@ def curves_chart(
 def matrix_chart(values: Sequence[Sequence[float | None]], *, labels: Sequence[str], legend: str) -> bytes:
     """A PNG of numbers from 0 to 1 in a square, the darker the larger; None is left empty."""
     size = len(labels)
-    figure = Figure(figsize=(2.6 + 0.8 * size, 1.5 + 0.62 * size), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(2.6 + 0.8 * size, 1.5 + 0.62 * size, layout="constrained")
     axes = figure.add_subplot()
     shown = [[float("nan") if value is None else value for value in row] for row in values]
     image = axes.imshow(shown, cmap="YlOrRd", vmin=0.0, vmax=1.0, aspect="auto")

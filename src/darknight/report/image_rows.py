@@ -1,17 +1,21 @@
-"""Rows of small images, one column for each example: what went in, what a worker saw, what can be made of it."""
+"""Rows of small images, one column for each example: what went in, what a worker saw, what can be made of it.
+
+Matplotlib is loaded when there is something to draw: every command of the command line loads this file.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, PALE = "#1a1a2e", "#6b6b80"
 _CELL = 1.05  # inches
@@ -35,8 +39,7 @@ def image_rows(rows: list[Row], *, heading: str = "", subheading: str = "", foot
     columns = max(len(row.images) for row in rows)
     above, below = (0.85 if heading else _MARGIN), (0.4 if footnote else _MARGIN)
     width, height = _LABELS + columns * _CELL + _MARGIN, len(rows) * _CELL + above + below
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height)
     grid = figure.add_gridspec(
         *(len(rows), columns),
         left=_LABELS / width,
@@ -60,6 +63,16 @@ def image_rows(rows: list[Row], *, heading: str = "", subheading: str = "", foot
     figure.text(left, 1 - 0.62 / height, subheading, fontsize=9, color=PALE, va="center")
     figure.text(left, 0.18 / height, footnote, fontsize=8, color=PALE, va="center")
     return png_of(figure)
+
+
+def new_figure(width: float, height: float, **settings: Any) -> Figure:
+    """An empty one, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", **settings)
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def png_of(figure: Figure) -> bytes:

@@ -23,7 +23,6 @@ _LIKENESS = 0.05  # above that of the mean image
 _GOOD = 0.5  # structural similarity that a decoder reaches where there is something to decode
 _COLUMNS = 8
 _BARE = "control: the default scheme without noise"
-_FLOATS = Scheme(inputs=Scheme.paper().inputs, colluders=1, arithmetic=Real(noise_std=1.0))
 
 
 def run(scene: Scene) -> Sequence[Finding]:
@@ -40,7 +39,8 @@ def run(scene: Scene) -> Sequence[Finding]:
 
 
 def _floats_without_noise(number: int, step: Step) -> Tensor:
-    return broken_shares(step.images, _FLOATS, Fault.NO_NOISE, seed=number)
+    floats = Scheme(inputs=Scheme.paper().inputs, colluders=1, arithmetic=Real(noise_std=1.0))
+    return broken_shares(step.images, floats, Fault.NO_NOISE, seed=number)
 
 
 class _Target:
