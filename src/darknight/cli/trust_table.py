@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from darknight.client.conversation import Conversation
 
@@ -22,9 +23,10 @@ def trust_table(conversation: Conversation) -> Table:
     table.add_row("configuration", conversation.offer.configuration_digest.hex())
     table.add_row("darknight", str(configuration.get("version")))
     for worker in configuration.get("workers", []):
-        table.add_row("worker", f"{worker['name']}, operator {worker['operator']}, {worker['fingerprint']}")
+        # As it is: in rich's own spelling ":cd:", which fingerprints have, is a picture of a disc.
+        table.add_row("worker", Text(f"{worker['name']}, operator {worker['operator']}\n{worker['fingerprint']}"))
     if configuration.get("insecure_one_operator"):
         table.add_row("WARNING", "one operator may hold all shares: nothing is hidden from it")
     for note in verdict.notes:
-        table.add_row("note", note)
+        table.add_row("note", Text(note))
     return table
