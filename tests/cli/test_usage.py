@@ -1,6 +1,7 @@
 """Help, and everything that the command refuses: one clear line, the right exit code, no traceback, no files."""
 
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -197,3 +198,11 @@ def test_flags_come_before_variables_before_the_file(here, monkeypatch):
     monkeypatch.setenv("DARKNIGHT_TRAIN_INPUTS", "-2")
     assert "inputs=-2" in refused(here("train"), 2)
     assert "inputs=-1" in refused(here("train", "--inputs", "-1"), 2)
+
+
+def test_fingerprints_are_shown_as_they_are():
+    """To rich ":cd:" is a picture of a disc, unless it is told not to draw any."""
+    files = Path(training.__file__).parent.glob("*.py")
+    made = [call for path in files for call in re.findall(r"\bConsole\(([^)]*)\)", path.read_text())]
+    assert len(made) > 5
+    assert all("emoji=False" in call for call in made)

@@ -61,7 +61,7 @@ def audit(
     DarKnight error, 2 bad usage, 130 interrupted.
     """
     chosen = choose(attack or [], ATTACKS)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with messages_on(console, log_level):
         if seed < 0:
             raise UsageError(f"--seed {seed}; needs a whole number, 0 or more.")
@@ -73,7 +73,7 @@ def audit(
     if json:
         print(files["json"].read_text(encoding="utf-8"), end="")
     else:
-        Console(highlight=False).print(audit_table(done, files))
+        Console(highlight=False, emoji=False).print(audit_table(done, files))
     refuse_surprises(done)
 
 

@@ -56,7 +56,7 @@ def enclave(
 
     Exit codes: 0 shown, 1 a DarKnight error, 2 bad usage, 130 interrupted.
     """
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     settings = EnclaveSettings(fleet=fleet, listen=listen, state=state, insecure_one_operator=insecure_one_operator)
     if show:
         _show(settings, simulated=insecure_simulated_platform is not None, json=json)

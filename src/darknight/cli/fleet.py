@@ -162,7 +162,7 @@ def bench(
         if not all(visit.ok for visit in visits):
             raise typer.Exit(1)
         return
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with messages_on(console, log_level), display_on(console) as display, display.stage("measuring both transports"):
         found = measure_transports(nbytes, times=times)
     if json:
@@ -172,7 +172,7 @@ def bench(
 
 
 def _visit(file: FleetFile, log_level: LogLevel, *, nbytes: int, times: int, timeout: float) -> list[Visit]:
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with messages_on(console, log_level), display_on(console) as display:
         me = enclave_identity(file.identity)
         with display.stage(f"visiting {count_of_workers(len(file.workers))}"):
@@ -209,4 +209,4 @@ def _size(text: str) -> int:
 
 
 def _show(table: Any) -> None:
-    Console(highlight=False).print(table)
+    Console(highlight=False, emoji=False).print(table)

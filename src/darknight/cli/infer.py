@@ -60,7 +60,7 @@ def infer(
 
     Exit codes: 0 done, 1 a DarKnight error, 2 bad usage, 130 interrupted.
     """
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with messages_on(console, log_level):
         settings = InferenceSettings(
             checkpoint=checkpoint,
@@ -94,4 +94,4 @@ def infer(
     if json:
         print(dumps(summary, indent=2))
     else:
-        Console(highlight=False).print(inference_table(summary))
+        Console(highlight=False, emoji=False).print(inference_table(summary))

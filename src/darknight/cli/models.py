@@ -39,7 +39,7 @@ def models(
     """
     wanted = shape_in(shape)
     check_sizes(wanted, classes)
-    with display_on(Console(stderr=True, highlight=False)) as display, display.stage("counting"):
+    with display_on(Console(stderr=True, highlight=False, emoji=False)) as display, display.stage("counting"):
         found = {
             name: describe(name, wanted, classes) if entry.form_for(wanted) else None for name, entry in MODELS.items()
         }
@@ -47,7 +47,7 @@ def models(
         rows = [_words(name, description) for name, description in found.items()]
         print(dumps({"shape": list(wanted), "classes": classes, "models": rows}, indent=2))
     else:
-        Console(highlight=False).print(_table(found, shape.lower(), classes))
+        Console(highlight=False, emoji=False).print(_table(found, shape.lower(), classes))
 
 
 def shape_in(text: str) -> tuple[int, int, int]:

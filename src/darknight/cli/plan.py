@@ -107,13 +107,16 @@ def plan(
             enclave_gflops=enclave_gflops,
         ),
     )
-    with display_on(Console(stderr=True, highlight=False)) as display, display.stage("counting and choosing"):
+    with (
+        display_on(Console(stderr=True, highlight=False, emoji=False)) as display,
+        display.stage("counting and choosing"),
+    ):
         found = make_plan(request)
     summary = plan_summary(found, fleet)
     if json:
         print(dumps(summary, indent=2))
     else:
-        Console(highlight=False).print(plan_tables(summary))
+        Console(highlight=False, emoji=False).print(plan_tables(summary))
 
 
 def _operators(fleet: Path | None, workers: int | None, operators: str | None) -> tuple[str, ...]:

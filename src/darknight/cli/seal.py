@@ -60,7 +60,7 @@ def seal(
     Exit codes: 0 done, 1 a DarKnight error (with --verify: the set is not as it was sealed), 2 bad usage,
     130 interrupted.
     """
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with messages_on(console, log_level):
         try:
             if verify:
@@ -77,7 +77,7 @@ def seal(
     if json:
         print(dumps(summary, indent=2))
     else:
-        Console(highlight=False).print(_table(summary))
+        Console(highlight=False, emoji=False).print(_table(summary))
 
 
 def _destination(out: Path | None, key: Path | None) -> Destination:

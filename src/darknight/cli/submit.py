@@ -58,7 +58,7 @@ def submit_command(
     Exit codes: 0 done, 1 refused, failed or not reachable, 2 bad usage, 130 interrupted.
     """
     action, path = _understood(words)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with messages_on(console, log_level), display_on(console) as display:
         file = read_job_file(path)
         place = Place(address=to, policy=read_policy(file.policy), patience=patience)

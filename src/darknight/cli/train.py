@@ -129,7 +129,7 @@ def train(
 
     Exit codes: 0 done, 1 a DarKnight error, 2 bad usage, 130 interrupted.
     """
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     saved = checkpoints or output / "checkpoints"
     with messages_on(console, log_level):
         flags = {name: _plain(context.params[name]) for name in _KEPT}
@@ -170,7 +170,7 @@ def train(
     if json:
         print(text)
     else:
-        Console(highlight=False).print(training_table(summary))
+        Console(highlight=False, emoji=False).print(training_table(summary))
 
 
 def _plain(value: Any) -> Any:

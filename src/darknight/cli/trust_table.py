@@ -23,7 +23,6 @@ def trust_table(conversation: Conversation) -> Table:
     table.add_row("configuration", conversation.offer.configuration_digest.hex())
     table.add_row("darknight", str(configuration.get("version")))
     for worker in configuration.get("workers", []):
-        # As it is: in rich's own spelling ":cd:", which fingerprints have, is a picture of a disc.
         table.add_row("worker", Text(f"{worker['name']}, operator {worker['operator']}\n{worker['fingerprint']}"))
     if configuration.get("insecure_one_operator"):
         table.add_row("WARNING", "one operator may hold all shares: nothing is hidden from it")
