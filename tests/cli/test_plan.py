@@ -98,7 +98,8 @@ def test_json_adds_up(here):
     assert found["run"]["steps"] == 8 * 23
     assert found["hours"] == pytest.approx(found["run"]["seconds"]["total"] / 3600)
     parts = found["run"]["seconds"]
-    assert parts["total"] == pytest.approx(parts["enclave"] + parts["links"] + parts["workers"])
+    assert parts["total"] == pytest.approx(sum(seconds for name, seconds in parts.items() if name != "total"))
+    assert parts["repeats"] > 0
     assert (found["cost"], found["objective"]) == (None, "wall time")
     assert found["memory"]["worker_keeps_bytes"] < found["memory"]["worker_bytes"]
 
@@ -124,7 +125,17 @@ def test_real_arithmetic_within_a_target(here):
     assert "(target: 0.5)" in text
 
 
-@pytest.mark.parametrize("flags", ["", "--inference", "--arithmetic real --leakage-target 1", "--spares 2"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--inference",
+        "--arithmetic real --leakage-target 1",
+        "--spares 2",
+        "--unreliable 0.2",
+        "--inference --integrity parity",
+    ],
+)
 def test_the_command_that_it_ends_with_makes_the_same_scheme(here, flags):
     found = planned(here(f"{flags} --json"))
     words = found["command"].split()
@@ -136,11 +147,32 @@ def test_the_command_that_it_ends_with_makes_the_same_scheme(here, flags):
         colluders=int(given["--colluders"]),
         spares=int(given.get("--spares", 0)),
         noise_std=float(given["--noise-std"]) if "--noise-std" in given else None,
+        integrity=given.get("--integrity"),
     ).scheme()
     scheme = scheme.for_inference() if "inference" in flags else scheme
     assert scheme.workers == found["scheme"]["workers"]
+    assert (scheme.spares, scheme.integrity) == (found["scheme"]["spares"], found["scheme"]["integrity"])
     if "real" in flags:
         assert scheme.arithmetic.noise_std == found["scheme"]["arithmetic"]["noise_std"]
+
+
+def test_spares_are_chosen_and_explained(here):
+    few = planned(here("--json"))
+    many = planned(here("--unreliable 0.1 --json"))
+    assert (few["scheme"]["spares"], few["target"]["spares"], few["assumptions"]["unreliable"]) == (0, None, 0.001)
+    assert many["scheme"]["spares"] == many["spares"]["count"] == 1
+    assert many["fleet"]["used"] == many["scheme"]["inputs"] + 2 + 1
+    assert [other["scheme"]["spares"] for other in many["spares"]["others"]] == [0, 2]
+    assert all(other["hours"] > many["hours"] for other in many["spares"]["others"])
+    assert "--spares 1" in many["command"]
+    text = " ".join(here("--unreliable 0.1").stdout.replace("│", " ").split())
+    assert f"spares 1: {many['spares']['reason']}; with 0: " in text
+    assert "asking again" in text
+    assert "0.1 of all answers missing, which takes 0 ms to notice" in text
+    asked = planned(here("--unreliable 0.1 --spares 0 --json"))
+    assert (asked["scheme"]["spares"], asked["spares"]["reason"]) == (0, "as asked for")
+    parity = planned(here("--inference --integrity parity --json"))
+    assert (parity["scheme"]["spares"], parity["scheme"]["integrity"]) == (1, "parity")
 
 
 def test_a_fleet_file_with_operators(here):
@@ -175,6 +207,11 @@ def test_settings_come_from_the_file_too(here, monkeypatch):
         ("--workers 4 --colluders 3", r"(\d+) more worker", lambda n: f"--workers {4 + int(n)} --colluders 3"),
         ("--workers 4 --colluders 3", r"colluders=(\d+)[;.]", lambda n: f"--workers 4 --colluders {n}"),
         ("--workers 4 --spares 3", r"spares=(\d+)\.", lambda n: f"--workers 4 --spares {n}"),
+        (
+            "--inference --integrity both --spares 0",
+            r"spares=(\d+)\.",
+            lambda n: f"--inference --integrity both --spares {n}",
+        ),
         (
             "--operators north:6",
             r"same 6 workers spread over (\d+) operators",
@@ -232,6 +269,10 @@ def test_an_image_that_is_too_small_says_for_what_it_is_enough(here):
         ("--inference --epochs 3", "epochs 3 of an inference"),
         ("--worker-price -1", "worker price -1"),
         ("--link-gbits 0", "link gbits 0"),
+        ("--unreliable -0.1", "unreliable -0.1"),
+        ("--unreliable 0.6", "unreliable 0.6; needs a share of 1, at most 0.5"),
+        ("--notice-ms -1", "notice ms -1"),
+        ("--integrity off", "integrity 'off'; use one of freivalds, parity, both"),
         ("--batch-size 0", "batch size 0"),
         ("--colour", "--colour"),
     ],

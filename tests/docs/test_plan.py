@@ -23,6 +23,7 @@ def plain(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, value in clean_environment().items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def commands():
@@ -35,10 +36,13 @@ def test_a_command_runs_as_written(command, plain, capsys):
     assert run(words.split()[1:]) == int(fails or 0)
     said = capsys.readouterr()
     if fails:
-        (shown,) = blocks("text")
+        (shown,) = [block for block in blocks("text") if block.startswith("darknight: error")]
         assert said.err.splitlines()[-1] == shown.strip()
     else:
         assert "to run it" in said.out
+    if "--unreliable" in command:
+        (shown,) = [block for block in blocks("text") if "spares  " in block]
+        assert shown in said.out
 
 
 def test_the_shell_reads_the_commands_as_we_do():

@@ -1,6 +1,7 @@
 """What a plan predicts is what the ledger of a real step counts: bytes exactly, maskings, leakage, flops."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import darknight as dk
 from darknight.models import build_model
-from darknight.plan import Candidate, make_plan
+from darknight.plan import Candidate, Speeds, make_plan
 from darknight.plan import traffic as traffic_of_plan
 from fleet.threads import thread_fleet
 from plan.requests import BATCH, CLASSES, SHAPE, request
@@ -99,6 +100,27 @@ def test_one_batch_of_inference(model, arithmetic):
     compare_traffic(step, done)
     assert (plan.step.maskings, step.gradient_shares) == (done.ledger.maskings, 0)
     assert plan.step.nats == pytest.approx(done.ledger.nats_per_example, rel=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_chosen_spares_are_sent_shares_too(training):
+    """The choice, not a number that was asked for: rounds that take long, and answers that are often missing."""
+    slow = Speeds(pass_ms=500.0)
+    plan = make_plan(request(model="small-cnn", training=training, spares=None, unreliable=0.2, speeds=slow))
+    assert plan.scheme.spares > 0
+    compare_traffic(plan.step.traffic, Done(plan, [BATCH]))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("training", [True, False])
+def test_parity_asks_everybody(training, arithmetic):
+    asked = request(model="small-cnn", training=training, spares=None, integrity="parity", **ARITHMETICS[arithmetic])
+    plan = make_plan(asked)
+    done = Done(plan, [BATCH])
+    compare_traffic(plan.step.traffic, done)
+    assert done.ledger.sent_bytes == plan.step.traffic.sent
+    without = make_plan(replace(asked, integrity="freivalds", spares=plan.scheme.spares))
+    assert (plan.step.traffic.outputs > without.step.traffic.outputs) is training  # those who would idle answer too
 
 
 def test_two_epochs_with_a_smaller_last_batch():

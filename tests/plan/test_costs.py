@@ -6,6 +6,7 @@ from darknight.plan import Candidate, Prices, Speeds, make_plan
 from darknight.plan.costs import Seconds, alone_seconds, money, run_seconds, step_seconds
 from darknight.plan.flops import worker_flops
 from darknight.plan.layers import count_network
+from darknight.plan.misses import Misses
 from plan.requests import request
 
 ENDLESS = 1e300
@@ -51,9 +52,11 @@ def test_masking_and_torch():
 
 
 def test_a_run_is_the_sum_of_its_steps():
-    asked = request(model="small-cnn", examples=17, batch_size=7, epochs=5)
+    asked = request(model="small-cnn", examples=17, batch_size=7, epochs=5, unreliable=0.2)
     found = run_seconds(NETWORK, FIELD, asked)
-    steps = [step_seconds(NETWORK, FIELD, size, asked.speeds) for size in (7, 7, 3)]
+    misses = Misses(unreliable=0.2, standbys=0)
+    steps = [step_seconds(NETWORK, FIELD, size, asked.speeds, misses) for size in (7, 7, 3)]
+    assert all(step.repeats > 0 for step in steps)
     assert found.total == pytest.approx(5 * sum(step.total for step in steps))
 
 
@@ -64,4 +67,4 @@ def test_alone_there_is_nothing_but_products_and_torch():
 
 
 def test_money_is_for_all_machines_all_the_time():
-    assert money(Seconds(enclave=1800, links=900, workers=900), 6, Prices(enclave=2.0, worker=0.5)) == 5.0
+    assert money(Seconds(enclave=1800, links=900, workers=600, repeats=300), 6, Prices(enclave=2.0, worker=0.5)) == 5.0

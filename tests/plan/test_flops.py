@@ -1,5 +1,7 @@
 """Flops of workers are those that torch counts while they compute; those of the enclave follow the code."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -84,6 +86,19 @@ def test_the_enclave_masks_with_additions_alone():
     forward = 2 * groups * (11 * x + 6 * y) + check
     backward = 2 * groups * (11 * y + 6 * x) + 5 * w + 2 * check
     assert enclave_flops(product, plain, plain.code(), 7) == forward + backward
+
+
+def test_parity_adds_up_answers_instead_of_weighing_them():
+    """K=3, M=1, E=1: two answers more than decode, each compared with four. Weight gradients are always weighed."""
+    product = products("small-cnn")[1]
+    x, y, w, groups = product.inputs, product.outputs, product.weights, 3
+    weighing, adding = 2 * 2 * (7 * (x + y) + w), 2 * 2 * 5 * groups
+    plain, parity, both = (
+        enclave_flops(product, replace(FIELD, integrity=integrity), FIELD.code(), 7)
+        for integrity in ("freivalds", "parity", "both")
+    )
+    assert both - plain == adding * (x + y)
+    assert both - parity == 2 * weighing
 
 
 def test_the_check_is_repeated_as_often_as_it_says():

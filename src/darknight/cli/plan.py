@@ -16,7 +16,7 @@ from darknight.cli.progress import display_on
 from darknight.errors import UsageError
 from darknight.fleet.file import read_fleet_file
 from darknight.models import MODELS
-from darknight.plan import Prices, Request, Speeds, make_plan
+from darknight.plan import INTEGRITIES, Prices, Request, Speeds, make_plan
 
 _WORK, _FLEET, _TARGET = "Work", "Fleet", "Target"
 _PRICES, _SPEEDS, _OUTPUT = "Prices", "Speeds (say yours; see darknight fleet bench)", "Output"
@@ -40,12 +40,16 @@ def plan(
     operators: Annotated[
         str | None, option(_FLEET, "Who runs them, such as north,south:2 for one and two workers.")
     ] = None,
+    unreliable: Annotated[
+        float, option(_FLEET, "How many of all answers go missing, of 1: what spares are for.")
+    ] = Request.unreliable,
     colluders: Annotated[int, option(_TARGET, "M, workers that may pool what they see.")] = 1,
     leakage_target: Annotated[
         float | None, option(_TARGET, "Nats about one example in all, at most.  [default: none, by the field]")
     ] = None,
     arithmetic: Annotated[str, option(_TARGET, "field, real, or auto: what is cheaper within the target.")] = "auto",
-    spares: Annotated[int, option(_TARGET, "E, redundant workers.")] = 0,
+    integrity: Annotated[str, option(_TARGET, f"How answers are checked: {', '.join(INTEGRITIES)}.")] = "freivalds",
+    spares: Annotated[int | None, option(_TARGET, "E, redundant workers.  [default: as many as pay]")] = None,
     max_inputs: Annotated[int | None, option(_TARGET, "K, examples masked together, at most.")] = None,
     enclave_price: Annotated[float | None, option(_PRICES, "Of the enclave, for an hour.")] = None,
     worker_price: Annotated[float | None, option(_PRICES, "Of one worker, for an hour.")] = None,
@@ -58,6 +62,7 @@ def plan(
         float, option(_SPEEDS, "GB/s that torch reads and writes in the enclave.")
     ] = _SPEED.memory_gbytes,
     pass_ms: Annotated[float, option(_SPEEDS, "Milliseconds of any pass, round trip included.")] = _SPEED.pass_ms,
+    notice_ms: Annotated[float, option(_SPEEDS, "Milliseconds until a missing answer is noticed.")] = _SPEED.notice_ms,
     enclave_gflops: Annotated[
         float, option(_SPEEDS, "float32 products in the enclave, to compare.")
     ] = _SPEED.enclave_gflops,
@@ -65,9 +70,10 @@ def plan(
 ) -> None:
     """Choose a scheme for a model, a fleet and a target, and show what it takes.
 
-    It compares every number of inputs (K) that the fleet has workers for, and the two arithmetics if there is a target,
-    and takes what is safe and costs least: in money if there are prices, else in time. Bytes, flops and leakage are
-    counted as the runtime does it. Hours and cost are estimates from the speeds, which you should replace by yours.
+    It compares every number of inputs (K) and of spares (E) that the fleet has workers for, and the two arithmetics if
+    there is a target, and takes what is safe and costs least: in money if there are prices, else in time. Bytes, flops
+    and leakage are counted as the runtime does it. Hours and cost are estimates from the speeds, and from how many
+    answers go missing; replace both by yours.
 
     Example: CIFAR-10 on eight workers of five operators, any two workers colluding:
 
@@ -94,6 +100,8 @@ def plan(
         operators=_operators(fleet, workers, operators),
         colluders=colluders,
         spares=spares,
+        integrity=integrity,
+        unreliable=unreliable,
         max_inputs=max_inputs,
         arithmetic=arithmetic,
         leakage_target=leakage_target,
@@ -104,6 +112,7 @@ def plan(
             masking_gbytes=masking_gbytes,
             memory_gbytes=memory_gbytes,
             pass_ms=pass_ms,
+            notice_ms=notice_ms,
             enclave_gflops=enclave_gflops,
         ),
     )

@@ -12,7 +12,7 @@ from typing import Any
 from darknight import __version__
 from darknight.cli.scheme_options import scheme_words
 from darknight.coding import Field, Scheme, group_count
-from darknight.plan import Choice, LayerPlan, Plan, Request, Totals, Traffic
+from darknight.plan import Choice, LayerPlan, Plan, Request, Spares, Totals, Traffic
 
 _VISIBLE = {
     True: "weights, shapes, counts and timing, and so the aggregate gradient of every step (SECURITY.md)",
@@ -46,10 +46,12 @@ def plan_summary(plan: Plan, file: Path | None) -> dict[str, Any]:
             "colluders": request.colluders,
             "leakage_nats": request.leakage_target,
             "arithmetic": request.arithmetic,
-            "least_spares": request.spares,
+            "integrity": request.integrity,
+            "spares": request.spares,
             "most_inputs": request.max_inputs,
         },
         "scheme": scheme_words(scheme),
+        "spares": _spares(plan.spares),
         "objective": "wall time" if request.prices is None else "cost",
         "considered": plan.considered,
         "next_best": [_choice(choice) for choice in plan.next_best],
@@ -69,11 +71,16 @@ def plan_summary(plan: Plan, file: Path | None) -> dict[str, Any]:
         "cost": plan.money,
         "assumptions": {
             "speeds": asdict(request.speeds),
+            "unreliable": request.unreliable,
             "prices": None if request.prices is None else asdict(request.prices),
             "words": _assumptions(request),
         },
         "command": _command(plan, file),
     }
+
+
+def _spares(spares: Spares) -> dict[str, Any]:
+    return {"count": spares.count, "reason": spares.reason, "others": [_choice(choice) for choice in spares.others]}
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
@@ -164,7 +171,8 @@ def _assumptions(request: Request) -> list[str]:
         f"masking, unmasking and checking: {speeds.masking_gbytes:g} GB/s of shares",
         f"torch in the enclave: {speeds.memory_gbytes:g} GB/s, {speeds.enclave_gflops:g} GFLOP/s in float32",
         f"any pass: {speeds.pass_ms:g} ms",
-        "no failures, no retries after overflow",
+        f"{request.unreliable:g} of all answers missing, which takes {speeds.notice_ms:g} ms to notice",
+        "no retries after overflow",
     ]
     return [*found, "no evaluation after an epoch"] if request.training else found
 
@@ -182,6 +190,7 @@ def _command(plan: Plan, file: Path | None) -> str:
 def _scheme_flags(scheme: Scheme) -> list[str]:
     flags = ["--inputs", str(scheme.inputs), "--colluders", str(scheme.colluders)]
     flags += ["--spares", str(scheme.spares)] if scheme.spares else []
+    flags += ["--integrity", scheme.integrity] if scheme.integrity != "freivalds" else []
     if not isinstance(scheme.arithmetic, Field):
         flags += ["--arithmetic", "real", "--noise-std", f"{scheme.arithmetic.noise_std:g}"]
     return flags

@@ -78,6 +78,7 @@ def _totals(summary: dict[str, Any]) -> Table:
 
     row("scheme", _scheme_words(scheme))
     row("chosen for", _chosen(summary))
+    row("spares", _spares(summary["spares"]))
     row("operators", _operators(summary["fleet"], scheme["colluders"]), section=True)
     row("leakage", _leakage(summary))
     row("not covered", "\n".join(f"- {caveat}" for caveat in summary["not_covered"]), section=True)
@@ -119,12 +120,21 @@ def _chosen(summary: dict[str, Any]) -> str:
     if not summary["next_best"]:
         return words
     others = [
-        f"K={choice['scheme']['inputs']} {choice['scheme']['arithmetic']['name']}, "
-        f"{_count(choice['scheme']['workers'], 'worker')}: {_hours(choice['hours'])}"
-        + ("" if choice["cost"] is None else f", {_money(choice['cost'])}")
+        f"K={choice['scheme']['inputs']} E={choice['scheme']['spares']} {choice['scheme']['arithmetic']['name']}, "
+        f"{_count(choice['scheme']['workers'], 'worker')}: {_takes(choice)}"
         for choice in summary["next_best"]
     ]
     return f"{words}; next best\n" + "\n".join(others)
+
+
+def _spares(spares: dict[str, Any]) -> str:
+    words = f"{spares['count']}: {spares['reason']}"
+    others = [f"with {each['scheme']['spares']}: {_takes(each)}" for each in spares["others"]]
+    return "; ".join([words, *others])
+
+
+def _takes(choice: dict[str, Any]) -> str:
+    return _hours(choice["hours"]) + ("" if choice["cost"] is None else f", {_money(choice['cost'])}")
 
 
 def _operators(fleet: dict[str, Any], colluders: int) -> str:
@@ -147,12 +157,12 @@ def _leakage(summary: dict[str, Any]) -> str:
 
 def _time(summary: dict[str, Any]) -> str:
     parts, total = summary["run"]["seconds"], summary["run"]["seconds"]["total"]
-    split = ", ".join(f"{parts[name] / total:.0%} {words}" for name, words in _PARTS.items())
+    split = ", ".join(f"{parts[name] / total:.0%} {words}" for name, words in _PARTS.items() if parts[name])
     alone = _hours(summary["hours_in_the_enclave_alone"])
     return f"{_hours(summary['hours'])}: {split}; {alone} in the enclave alone, in the clear"
 
 
-_PARTS = {"enclave": "enclave", "links": "lines", "workers": "workers"}
+_PARTS = {"enclave": "enclave", "links": "lines", "workers": "workers", "repeats": "asking again"}
 
 
 def _cost(summary: dict[str, Any]) -> str:

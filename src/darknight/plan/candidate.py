@@ -23,6 +23,7 @@ class Candidate:
     spares: int
     exact: bool
     training: bool
+    integrity: str = "freivalds"
 
     @property
     def base_workers(self) -> int:
@@ -36,7 +37,17 @@ class Candidate:
     @property
     def computing(self) -> int:
         """Those that compute in a forward pass, and as many for an input gradient; the others only keep a share."""
-        return self.inputs + self.colluders + self.spares
+        return self.workers if self.parity else self.inputs + self.colluders + self.spares
+
+    @property
+    def parity(self) -> bool:
+        """Whether answers are compared with each other: then all of them are wanted."""
+        return self.integrity in ("parity", "both")
+
+    @property
+    def freivalds(self) -> bool:
+        """Whether forward passes and input gradients are checked by products; weight gradients always are."""
+        return self.integrity in ("freivalds", "both")
 
     @property
     def width(self) -> int:
@@ -70,4 +81,5 @@ class Candidate:
             spares=self.spares,
             arithmetic=arithmetic,
             training=self.training,
+            integrity=self.integrity,
         )

@@ -1,14 +1,16 @@
 """Which scheme to take: all that the fleet has workers for, the cheapest first, and the first of them that is safe.
 
 The objective is money if there are prices, else wall time; between equals, fewer workers. Schemes are constructed in
-that order: one that is unsafe or cannot be done raises SchemeError and is passed over. Spares are those asked for:
-more would cost more, and make nothing possible. Workers that are left stand by.
+that order: one that is unsafe or cannot be done raises SchemeError and is passed over. Spares are those asked for, or
+as many as pay: they save second rounds where answers are missing (plan.misses), cost shares, and make nothing possible.
+Workers that are left stand by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from darknight.coding import Scheme
 from darknight.errors import SchemeError
@@ -45,13 +47,18 @@ def choose(request: Request, network: Network, most: int = _MOST_SHOWN) -> Choic
     ordered = sorted(_priced(request, network), key=lambda entry: entry[0])
     safe: list[Choice] = []
     refusals: list[SchemeError] = []
+    impossible: dict[tuple[int, bool], int] = {}  # by inputs and arithmetic, the fewest spares that were refused
     for _, candidate, seconds, cost in ordered:
         if len(safe) == most:
             break
+        kind = (candidate.inputs, candidate.exact)
+        if candidate.spares >= impossible.get(kind, candidate.spares + 1):
+            continue
         try:
             scheme = _scheme(candidate, request, network)
         except SchemeError as error:
             refusals.append(error)
+            impossible[kind] = candidate.spares
         else:
             safe.append(Choice(candidate=candidate, scheme=scheme, seconds=seconds, money=cost))
     return Choices(safe=tuple(safe), refusals=tuple(refusals), considered=len(ordered))
@@ -66,15 +73,17 @@ def candidates(request: Request) -> Iterator[Candidate]:
         request.max_inputs or request.batch_size,
         request.usable_workers - request.least_workers + 1,
     )
-    for exact in arithmetics:
-        for inputs in range(1, most + 1):
-            yield Candidate(
-                inputs=inputs,
-                colluders=request.colluders,
-                spares=request.spares,
-                exact=exact,
-                training=request.training,
-            )
+    for exact, inputs, spares in product(arithmetics, range(1, most + 1), request.spares_to_compare):
+        candidate = Candidate(
+            inputs=inputs,
+            colluders=request.colluders,
+            spares=spares,
+            exact=exact,
+            training=request.training,
+            integrity=request.integrity,
+        )
+        if candidate.workers <= request.usable_workers:
+            yield candidate
 
 
 Priced = tuple[tuple[float, int, bool], Candidate, Seconds, float | None]

@@ -2,7 +2,8 @@
 
 The runtime does one pass after another, and waits for workers in each. So the time of a step is the sum, over passes,
 of what the enclave, the line to one worker, and one worker need; lines and workers are busy at the same time as the
-others of their kind. Nothing here was measured on the user's machines.
+others of their kind. Answers that are missing are asked for again (plan.misses). Nothing here was
+measured on the user's machines.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from darknight.plan.candidate import Candidate
 from darknight.plan.flops import worker_flops
 from darknight.plan.layers import Network, Product
+from darknight.plan.misses import RELIABLE, Misses, repeats
 from darknight.plan.request import Prices, Request, Speeds
 from darknight.plan.traffic import traffic_of
 
@@ -20,31 +22,48 @@ _OPTIMIZER = 20  # bytes a parameter: weight, gradient and momentum are read, we
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Where the time goes: masking and everything else in the enclave, waiting for lines, waiting for workers."""
+    """Where the time goes: masking and everything else in the enclave, waiting for lines, waiting for workers.
+
+    repeats: all that comes on top because answers are missing.
+    """
 
     enclave: float = 0.0
     links: float = 0.0
     workers: float = 0.0
+    repeats: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.enclave + self.links + self.workers
+        return self.enclave + self.links + self.workers + self.repeats
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(
-            enclave=self.enclave + other.enclave, links=self.links + other.links, workers=self.workers + other.workers
+            enclave=self.enclave + other.enclave,
+            links=self.links + other.links,
+            workers=self.workers + other.workers,
+            repeats=self.repeats + other.repeats,
         )
 
     def times(self, count: int) -> Seconds:
-        return Seconds(enclave=self.enclave * count, links=self.links * count, workers=self.workers * count)
+        return Seconds(
+            enclave=self.enclave * count,
+            links=self.links * count,
+            workers=self.workers * count,
+            repeats=self.repeats * count,
+        )
 
 
 def run_seconds(network: Network, candidate: Candidate, request: Request) -> Seconds:
     """The whole run: every batch of every epoch."""
-    total = Seconds()
+    total, misses = Seconds(), misses_of(candidate, request)
     for size, count in request.batches(request.epochs).items():
-        total += step_seconds(network, candidate, size, request.speeds).times(count)
+        total += step_seconds(network, candidate, size, request.speeds, misses).times(count)
     return total
+
+
+def misses_of(candidate: Candidate, request: Request) -> Misses:
+    """Workers that the candidate leaves stand by."""
+    return Misses(unreliable=request.unreliable, standbys=request.usable_workers - candidate.workers)
 
 
 def alone_seconds(network: Network, request: Request) -> float:
@@ -61,11 +80,13 @@ def alone_seconds(network: Network, request: Request) -> float:
     return total
 
 
-def step_seconds(network: Network, candidate: Candidate, batch_size: int, speeds: Speeds) -> Seconds:
+def step_seconds(
+    network: Network, candidate: Candidate, batch_size: int, speeds: Speeds, misses: Misses = RELIABLE
+) -> Seconds:
     """One step with the weights sent anew (training), or one batch with weights that workers have (inference)."""
     total = Seconds(enclave=_resident(network, batch_size, speeds))
     for product, count in network.distinct.items():
-        total += _layer_seconds(product, candidate, batch_size, speeds).times(count)
+        total += _layer_seconds(product, candidate, batch_size, speeds, misses).times(count)
     return total
 
 
@@ -84,7 +105,7 @@ def _plain_passes(product: Product, training: bool) -> int:
     return 2 + product.grad_input if training else 1
 
 
-def _layer_seconds(product: Product, candidate: Candidate, batch_size: int, speeds: Speeds) -> Seconds:
+def _layer_seconds(product: Product, candidate: Candidate, batch_size: int, speeds: Speeds, misses: Misses) -> Seconds:
     traffic = traffic_of(product, candidate, batch_size, new_weights=candidate.training)
     flops = worker_flops(product, candidate, batch_size)
     weights = traffic.weights + traffic.weight_gradients
@@ -102,4 +123,5 @@ def _layer_seconds(product: Product, candidate: Candidate, batch_size: int, spee
         + weights / (speeds.memory_gbytes * 1e9),
         links=8 * one / (speeds.link_gbits * 1e9),
         workers=(flops.forward + flops.grad_input + flops.grad_weight) / (speeds.worker_gflops * 1e9),
+        repeats=repeats(product, candidate, batch_size, speeds, misses),
     )

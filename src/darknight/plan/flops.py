@@ -4,7 +4,8 @@ Workers: of the products as they compute them. In the field a weight gradient mu
 one of them is split into limbs, and every limb is a product of its own (ops.field).
 
 Enclave: two for each coefficient and number in masking and unmasking, and in a check for each repetition and number
-that it weighs. These are the leading terms; what a check does with the weighed sums is small beside them.
+that it weighs. Parity adds up all answers that a column of it is about. These are the leading terms; what a check does
+with the weighed sums is small beside them.
 """
 
 from __future__ import annotations
@@ -67,14 +68,23 @@ def _grad_weight(product: Product, candidate: Candidate, groups: int) -> int:
 def enclave_flops(product: Product, candidate: Candidate, code: Code, batch_size: int) -> int:
     """Masking, unmasking and checking."""
     groups = candidate.groups(batch_size)
-    check = 2 * _REPETITIONS * (batch_size * (product.inputs + product.outputs) + product.weights)
+    weighing = 2 * _REPETITIONS * (batch_size * (product.inputs + product.outputs) + product.weights)
+    check = weighing if candidate.freivalds else 0
     total = 2 * groups * (_entries(code.A) * product.inputs + _decoding(code, code.A) * product.outputs) + check
+    total += _parity(candidate) * groups * product.outputs
     if candidate.training:
         total += 2 * groups * _entries(code.B) * product.outputs
-        total += candidate.base_workers * product.weights + check
+        total += candidate.base_workers * product.weights + weighing
         if product.grad_input:
             total += 2 * groups * _decoding(code, code.B) * product.inputs + check
+            total += _parity(candidate) * groups * product.inputs
     return total
+
+
+def _parity(candidate: Candidate) -> int:
+    """For each number of an answer: a column for every answer beyond K + M, over that one and K + M others."""
+    decoding = candidate.inputs + candidate.colluders
+    return 2 * (candidate.workers - decoding) * (decoding + 1) if candidate.parity else 0
 
 
 def _entries(mixing: Mixing) -> int:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from darknight.coding import Code, Scheme
 from darknight.plan.candidate import Candidate
 from darknight.plan.choice import Choice, choose
-from darknight.plan.costs import Seconds, alone_seconds, step_seconds
+from darknight.plan.costs import Seconds, alone_seconds, misses_of, step_seconds
 from darknight.plan.flops import enclave_flops, worker_flops
 from darknight.plan.layers import ENCLAVE, MASKED, PRODUCT, Network, Operation, Product, Resident, count_network
 from darknight.plan.leakage import Nats, nats_of, nats_per_sending
 from darknight.plan.memory import Memory, memory_of
 from darknight.plan.remedies import impossible
 from darknight.plan.request import Request
+from darknight.plan.spares import Spares, explained
 from darknight.plan.traffic import Traffic, traffic_of
 
 
@@ -64,6 +65,7 @@ class Plan:
 
     request: Request
     scheme: Scheme
+    spares: Spares
     layers: tuple[LayerPlan, ...]
     operations: tuple[Operation, ...]
     noise: Nats
@@ -114,10 +116,11 @@ def _planned(request: Request, network: Network, best: Choice, others: tuple[Cho
         run.append(_Work(traffic=Traffic(weights=sum(layer.traffic.weights for layer in layers))))
     step = _step(network, candidate, code, batch_size, new_weights=True)
     masked = sum(isinstance(layer, Product) for layer in network.layers) * (2 if request.training else 1)
-    seconds = step_seconds(network, candidate, batch_size, request.speeds)
+    seconds = step_seconds(network, candidate, batch_size, request.speeds, misses_of(candidate, request))
     return Plan(
         request=request,
         scheme=best.scheme,
+        spares=explained(request, network, best),
         layers=layers,
         operations=network.operations,
         noise=noise,

@@ -42,7 +42,7 @@ def _reason(request: Request, refusals: Sequence[SchemeError], reachable: float 
         hands = f", of which {usable} can be used, at most {request.colluders} of one operator" * (usable < workers)
         return (
             f"{_count(workers, 'worker')}{hands}; {'training' if request.training else 'inference'} with "
-            f"colluders={request.colluders} and spares={request.spares} needs {least} or more."
+            f"colluders={request.colluders} and spares={request.least_spares} needs {least} or more."
         )
     if reachable is not None:
         return (
@@ -60,6 +60,7 @@ def _enough(request: Request, network: Network, reachable: float | None) -> list
         _fewer_colluders(request),
         _more_colluders(request),
         _fewer_spares(request),
+        _more_spares(request),
         _field(request),
     ]
     if reachable is not None:
@@ -115,7 +116,14 @@ def _more_colluders(request: Request) -> Iterator[Remedy]:
 
 
 def _fewer_spares(request: Request) -> Iterator[Remedy]:
-    for count in range(request.spares - 1, -1, -1):
+    for count in range(request.least_spares - 1, request.needed_spares - 1, -1):
+        yield Remedy(words=f"spares={count}", request=replace(request, spares=count))
+
+
+def _more_spares(request: Request) -> Iterator[Remedy]:
+    """Where parity needs them."""
+    if request.least_spares < request.needed_spares:
+        count = request.needed_spares
         yield Remedy(words=f"spares={count}", request=replace(request, spares=count))
 
 
@@ -144,7 +152,7 @@ def _least_leakage(request: Request, network: Network) -> float | None:
         return None
     found = [
         request.epochs * nats_per_sending(network, nats_of(candidate.code(), noise))
-        for candidate in candidates(replace(request, arithmetic="real"))
+        for candidate in candidates(replace(request, arithmetic="real", spares=request.least_spares))
         if (noise := most_noise(candidate)) is not None
     ]
     least = min(found, default=0.0)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from darknight.errors import UsageError
 
 ARITHMETICS = ("auto", "field", "real")
+INTEGRITIES = ("freivalds", "parity", "both")
+_MOST_UNRELIABLE = 0.5  # of all answers: with more, most passes fail
+_MOST_SPARES = 8  # that are compared
 _MOST = 10**15  # of examples and epochs: beyond it, counts of bytes leave what a table can show
 
 
@@ -20,7 +23,9 @@ class Speeds:
     in 10^9 bits a second, encryption included. masking_gbytes: of shares that the enclave makes, and of answers that
     it unmasks and checks, in 10^9 bytes a second. memory_gbytes: that torch's own operations read and write in the
     enclave. pass_ms: what a pass takes in any case, in milliseconds: the enclave's own code, and the round trip.
-    enclave_gflops: float32 products in the enclave, which does none; to compare with a training in the enclave alone.
+    notice_ms: until it is known that an answer will not come: nothing if a link breaks, a second or more if a worker
+    hangs. enclave_gflops: float32 products in the enclave, which does none but for workers that are missing; and to
+    compare with a training in the enclave alone.
     """
 
     worker_gflops: float = 26.0
@@ -28,12 +33,14 @@ class Speeds:
     masking_gbytes: float = 0.3
     memory_gbytes: float = 8.9
     pass_ms: float = 4.0
+    notice_ms: float = 0.0
     enclave_gflops: float = 80.0
 
     def __post_init__(self) -> None:
         for name in ("worker_gflops", "link_gbits", "masking_gbytes", "memory_gbytes", "enclave_gflops"):
             _check_number(name, getattr(self, name), zero=False)
-        _check_number("pass_ms", self.pass_ms, zero=True)
+        for name in ("pass_ms", "notice_ms"):
+            _check_number(name, getattr(self, name), zero=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +60,10 @@ class Request:
     """Everything that decides a plan.
 
     model, shape, classes: as in darknight.models. training: or inference, where every example is sent once. operators:
-    who runs each of the workers. colluders (M), spares (E, at least), max_inputs (K, at most). arithmetic: "field",
-    "real", or "auto": whichever is cheaper within the target, and the field if there is none. leakage_target: nats
-    about one example over the whole run, at most; None for as few as possible, which is none.
+    who runs each of the workers. colluders (M), spares (E; None: as many as pay), max_inputs (K, at most). arithmetic:
+    "field", "real", or "auto": whichever is cheaper within the target, and the field if there is none. leakage_target:
+    nats about one example over the whole run, at most; None for as few as possible, which is none. unreliable: how many
+    of all answers are missing, as a share of 1; the default is a guess, not a measurement.
     """
 
     model: str
@@ -67,22 +75,30 @@ class Request:
     epochs: int = 1
     training: bool = True
     colluders: int = 1
-    spares: int = 0
+    spares: int | None = None
     max_inputs: int | None = None
     arithmetic: str = "auto"
+    integrity: str = "freivalds"
     leakage_target: float | None = None
+    unreliable: float = 0.001
     prices: Prices | None = None
     speeds: Speeds = field(default_factory=Speeds)
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("examples", 1), ("epochs", 1), ("colluders", 1), ("spares", 0)):
+        for name, least in (("batch_size", 1), ("examples", 1), ("epochs", 1), ("colluders", 1)):
             _check_whole(name, getattr(self, name), least)
-        if self.max_inputs is not None:
-            _check_whole("max_inputs", self.max_inputs, 1)
+        for name, least in (("spares", 0), ("max_inputs", 1)):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), least)
         if not self.operators:
             raise UsageError("no workers. Say how many there are, or name a fleet file.")
         if self.arithmetic not in ARITHMETICS:
             raise UsageError(f"arithmetic {self.arithmetic!r}; use one of {', '.join(ARITHMETICS)}.")
+        if self.integrity not in INTEGRITIES:
+            raise UsageError(f"integrity {self.integrity!r}; use one of {', '.join(INTEGRITIES)}.")
+        _check_number("unreliable", self.unreliable, zero=True)
+        if self.unreliable > _MOST_UNRELIABLE:
+            raise UsageError(f"unreliable {self.unreliable}; needs a share of 1, at most {_MOST_UNRELIABLE}.")
         if not self.training and self.epochs != 1:
             raise UsageError(f"epochs {self.epochs} of an inference, which sees every example once. Drop it.")
         if self.leakage_target is not None:
@@ -95,7 +111,26 @@ class Request:
     @property
     def least_workers(self) -> int:
         """What a single input needs: 1 + 2M + E, or 1 + M + E for inference."""
-        return 1 + (2 if self.training else 1) * self.colluders + self.spares
+        return 1 + (2 if self.training else 1) * self.colluders + self.least_spares
+
+    @property
+    def parity(self) -> bool:
+        return self.integrity in ("parity", "both")
+
+    @property
+    def needed_spares(self) -> int:
+        """Parity needs an answer more than decoding does. In training there are such anyway, by those who idle."""
+        return 1 if self.parity and not self.training else 0
+
+    @property
+    def least_spares(self) -> int:
+        return self.needed_spares if self.spares is None else self.spares
+
+    @property
+    def spares_to_compare(self) -> range:
+        """Where answers are never missing, or parity wants all of them, spares save nothing: the fewest are best."""
+        free = self.spares is None and self.unreliable and not self.parity
+        return range(self.least_spares, (_MOST_SPARES if free else self.least_spares) + 1)
 
     @property
     def usable_workers(self) -> int:
