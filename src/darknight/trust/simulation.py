@@ -1,52 +1,45 @@
 """A platform in software, for machines without a TEE: genuine formats under a root of its own. It protects nothing.
 
 Everything but the root is as on real hardware, so the same verifier judges it. Whoever trusts its root trusts a key in
-a file. A client has to say so: `insecure_simulated_root` in its policy, and every place that shows the result says
-SIMULATED.
+a file. A client has to say so (`insecure_simulated_root` in its policy), and what shows the result says SIMULATED.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
-from cryptography.x509.oid import NameOID
-from dcap_qvl import QuoteCollateralV3
 
 from darknight.errors import UsageError
 from darknight.trust.evidence import Evidence
 from darknight.trust.quote import REPORT_DATA_BYTES, SGX, TDX
+from darknight.trust.simulated_authority import Authority, Span
 from darknight.trust.simulated_quotes import (
-    SGX_EXTENSIONS,
+    as_signed,
+    enclave_body,
     qe_identity,
-    raw_signature,
-    sgx_body,
-    sgx_extension,
+    qe_product,
+    quote_header,
     signed_quote,
     tcb_info,
     td_body,
 )
 
-KEY_FILE = "simulated-root-key.pem"
-ROOT_FILE = "simulated-root.pem"
 SIMULATED_SIGNER = hashlib.sha256(b"DarKnight SIMULATION: signer").digest()
-SIMULATED_REGISTERS = (bytes(48),) * 4
+SIMULATED_REGISTERS = (bytes(48),) * 4  # RTMR0 to RTMR3: a program measures nothing while it runs
 
-_ROOT_YEARS, _DAYS = 10, 30
+_DAYS = 30
 _MEASURED = (".py", ".so")
-_ROOT, _PROCESSOR, _PCK, _SIGNING = "SGX Root CA", "SGX PCK Processor CA", "SGX PCK Certificate", "SGX TCB Signing"
+_VERSIONS = {SGX: 3, TDX: 4}
 
 
 def simulated_measurement(format: str = SGX) -> bytes:
-    """What the loader of an enclave would have measured: names and contents of the package's own files."""
+    """What a loader would have measured: names and contents of the package's own files. 32 bytes (sgx) or 48 (tdx)."""
+    _known(format)
     digest = hashlib.sha256() if format == SGX else hashlib.sha384()
     package = Path(__file__).resolve().parents[1]
     for path in sorted(path for path in package.rglob("*") if path.suffix in _MEASURED):
@@ -66,13 +59,13 @@ class Pretence:
     format: str = SGX
     measurement: bytes | None = None
     signer: bytes = SIMULATED_SIGNER
+    svn: int = 0
     debug: bool = False
     status: str = "UpToDate"
     days: float = _DAYS
 
     def __post_init__(self) -> None:
-        if self.format not in (SGX, TDX):
-            raise UsageError(f"the software platform has no format {self.format!r}; use {SGX} or {TDX}.")
+        _known(self.format)
 
 
 class SoftwarePlatform:
@@ -80,6 +73,7 @@ class SoftwarePlatform:
 
     Guarantees: evidence of a software platform is accepted only where its root was given under a name that begins with
     insecure_, and is then called simulated (contract test: tests/trust/test_simulation.py).
+    Assumes: nothing; it protects nothing.
     """
 
     name = "simulation"
@@ -87,179 +81,58 @@ class SoftwarePlatform:
 
     def __init__(self, folder: Path, *, pretence: Pretence | None = None) -> None:
         self._pretence = pretence if pretence is not None else Pretence()
-        self._root_key, self._root = _root_in(folder)
-        self._measurement = self._pretence.measurement
-        if self._measurement is None:
-            self._measurement = simulated_measurement(self._pretence.format)
-        self._keys = {name: _new_key() for name in (_PROCESSOR, _PCK, _SIGNING)}
-        self._attestation_key = _new_key()
+        claimed = self._pretence.measurement
+        self._measurement = claimed if claimed is not None else simulated_measurement(self._pretence.format)
+        self._authority = Authority(folder)
+        self._quoting_key = ec.generate_private_key(ec.SECP256R1())
 
     @property
     def root_certificate(self) -> bytes:
         """PEM: what a client may trust as insecure_simulated_root."""
-        return self._root.public_bytes(Encoding.PEM)
+        return self._authority.root_certificate
 
     @property
     def measurement(self) -> bytes:
-        assert self._measurement is not None
         return self._measurement
 
     def evidence(self, report_data: bytes) -> Evidence:
-        """A quote over these 64 bytes, with collateral made at this moment."""
+        """A quote over these 64 bytes, with collateral that is made at this moment."""
         if len(report_data) != REPORT_DATA_BYTES:
             raise UsageError(f"report data of {len(report_data)} bytes; needs {REPORT_DATA_BYTES}.")
-        wanted = self._pretence
-        end = datetime.fromtimestamp(int(time.time()), UTC) + timedelta(days=wanted.days)
-        start = end - timedelta(days=abs(wanted.days) + 1)
-        processor = self._certificate(_PROCESSOR, start, end, authority=True)
-        pck = self._certificate(_PCK, start, end, issuer=_PROCESSOR)
-        if wanted.format == SGX:
-            body = sgx_body(
-                measurement=self.measurement, signer=wanted.signer, report_data=report_data, debug=wanted.debug
-            )
-        else:
-            body = td_body(
-                measurement=self.measurement,
-                registers=SIMULATED_REGISTERS,
-                report_data=report_data,
-                debug=wanted.debug,
-            )
+        format, span = self._pretence.format, self._span()
         quote = signed_quote(
-            body,
-            format=wanted.format,
-            attestation_key=self._attestation_key,
-            pck_key=self._keys[_PCK],
-            chain=_pem(pck, processor, self._root),
+            quote_header(version=_VERSIONS[format], format=format) + self._body(report_data),
+            quoting_key=self._quoting_key,
+            processor_key=self._authority.processor_key,
+            chain=self._authority.chain(span),
+            product=qe_product(format),
         )
-        return Evidence.of(quote, collateral=self._collateral(processor, start, end))
+        info = tcb_info(format=format, status=self._pretence.status, start=span.start, end=span.end)
+        identity = qe_identity(format=format, start=span.start, end=span.end)
+        collateral = self._authority.collateral(tcb_info=as_signed(info), qe_identity=as_signed(identity), span=span)
+        return Evidence.of(quote, collateral=collateral)
 
-    def _collateral(self, processor: x509.Certificate, start: datetime, end: datetime) -> bytes:
-        signing = self._certificate(_SIGNING, start, end)
-        info = tcb_info(format=self._pretence.format, status=self._pretence.status, start=start, end=end)
-        identity = qe_identity(format=self._pretence.format, start=start, end=end)
-        issuers = _pem(signing, self._root).decode()
-        key = self._keys[_SIGNING]
-        collateral = QuoteCollateralV3(
-            pck_crl_issuer_chain=_pem(processor, self._root).decode(),
-            root_ca_crl=_empty_list(_ROOT, self._root_key, start, end),
-            pck_crl=_empty_list(_PROCESSOR, self._keys[_PROCESSOR], start, end),
-            tcb_info_issuer_chain=issuers,
-            tcb_info=info,
-            tcb_info_signature=raw_signature(key, info.encode()),
-            qe_identity_issuer_chain=issuers,
-            qe_identity=identity,
-            qe_identity_signature=raw_signature(key, identity.encode()),
-        ).to_json()
-        return str(collateral).encode()
-
-    def _certificate(
-        self, name: str, start: datetime, end: datetime, *, issuer: str = _ROOT, authority: bool = False
-    ) -> x509.Certificate:
-        signer = self._root_key if issuer == _ROOT else self._keys[issuer]
-        return _certificate(name, self._keys[name], issuer, signer, start, end, depth=0 if authority else None)
-
-
-def _root_in(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The root of this folder; made there first if there is none."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (folder / KEY_FILE).exists():
-            _make_root(folder)
-        key = load_pem_private_key((folder / KEY_FILE).read_bytes(), password=None)
-        certificate = x509.load_pem_x509_certificate((folder / ROOT_FILE).read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"the software platform in {folder} cannot be read or made: {error.strerror}. Check the folder."
-        ) from None
-    except ValueError:
-        raise UsageError(
-            f"the software platform in {folder} is damaged. Remove {KEY_FILE} and {ROOT_FILE}, and a new one is made."
-        ) from None
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key, certificate
-
-
-def _make_root(folder: Path) -> None:
-    key, start = _new_key(), datetime.now(UTC) - timedelta(days=2 * _DAYS)
-    certificate = _certificate(_ROOT, key, _ROOT, key, start, start + timedelta(days=365 * _ROOT_YEARS), depth=1)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for name, content, mode in ((ROOT_FILE, _pem(certificate), 0o644), (KEY_FILE, private, 0o600)):
-        descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(content)
-
-
-def _certificate(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    start: datetime,
-    end: datetime,
-    *,
-    depth: int | None,
-) -> x509.Certificate:
-    """depth: how many authorities may follow; None for a certificate that signs no other."""
-    authority = depth is not None
-    usage = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(_name(name))
-        .issuer_name(_name(issuer))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(end)
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=depth), critical=True)
-        .add_extension(
-            x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **usage),
-            critical=True,
+    def _body(self, report_data: bytes) -> bytes:
+        claimed = self._pretence
+        if claimed.format == TDX:
+            registers = SIMULATED_REGISTERS
+            return td_body(
+                measurement=self._measurement, registers=registers, report_data=report_data, debug=claimed.debug
+            )
+        return enclave_body(
+            measurement=self._measurement,
+            signer=claimed.signer,
+            svn=claimed.svn,
+            report_data=report_data,
+            debug=claimed.debug,
         )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )
-    if name == _PCK:
-        builder = builder.add_extension(x509.UnrecognizedExtension(SGX_EXTENSIONS, sgx_extension()), critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
+
+    def _span(self) -> Span:
+        """It began an hour before it is needed: clocks differ."""
+        now, days = datetime.fromtimestamp(int(time.time()), UTC), timedelta(days=self._pretence.days)
+        return Span(start=min(now, now + days) - timedelta(hours=1), end=now + days)
 
 
-def _empty_list(issuer: str, key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime) -> bytes:
-    """A revocation list that revokes nothing."""
-    return (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(_name(issuer))
-        .last_update(start)
-        .next_update(end)
-        .add_extension(x509.CRLNumber(1), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-        .public_bytes(Encoding.DER)
-    )
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name(
-        [
-            x509.NameAttribute(NameOID.COMMON_NAME, f"SIMULATED {common}"),
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "DarKnight SIMULATION, not Intel"),
-        ]
-    )
-
-
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _pem(*certificates: x509.Certificate) -> bytes:
-    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
+def _known(format: str) -> None:
+    if format not in _VERSIONS:
+        raise UsageError(f"the software platform has no format {format!r}; use {' or '.join(_VERSIONS)}.")
