@@ -9,6 +9,7 @@ A machine without either has darknight.trust.simulation.
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Protocol
 
@@ -16,11 +17,11 @@ from darknight.errors import TrustError, UsageError
 from darknight.trust.evidence import MAX_CERTIFICATE_BYTES, MAX_CERTIFICATES, MAX_COLLATERAL_BYTES, Evidence
 from darknight.trust.fresh import fresh_nonce
 from darknight.trust.quote import MAX_QUOTE_BYTES, REPORT_DATA_BYTES, SNP, TDX
-from darknight.trust.snp import certificate_table
 
 GRAMINE = Path("/dev/attestation")
 CONFIGFS_TSM = Path("/sys/kernel/config/tsm/report")
 
+_ENTRY_BYTES = 24  # of SNP's table of certificates
 _TSM_FORMATS = {"tdx_guest": TDX, "sev_guest": SNP}
 
 
@@ -100,15 +101,31 @@ class ConfigfsTsm:
             raise _refused(f"the provider {provider!r} is unknown; known are {', '.join(sorted(_TSM_FORMATS))}.")
         certificates: tuple[bytes, ...] = ()
         if _TSM_FORMATS[provider] == SNP:
-            table = _read(folder / "auxblob", MAX_CERTIFICATES * MAX_CERTIFICATE_BYTES) if _there(folder) else b""
-            certificates = (
-                *certificate_table(table),
-                *(_read(path, MAX_CERTIFICATE_BYTES) for path in self._certificates),
-            )
+            own = (_read(path, MAX_CERTIFICATE_BYTES) for path in self._certificates)
+            certificates = (*_handed_out(folder / "auxblob"), *own)
         evidence = Evidence.of(quote, collateral=_optional(self._collateral), certificates=certificates)
         if evidence.format != _TSM_FORMATS[provider]:
             raise _refused(f"{provider} gave a quote of the format {evidence.format}.")
         return evidence
+
+
+def certificate_table(table: bytes) -> tuple[bytes, ...]:
+    """SNP's table: entries of a GUID, an offset and a length, ended by zeros, and the contents behind them.
+
+    What each is shows in itself, so the GUIDs are not looked at. Raises TrustError where an entry points nowhere.
+    """
+    found: list[bytes] = []
+    for start in range(0, len(table) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
+        entry = table[start : start + _ENTRY_BYTES]
+        if not any(entry):
+            return tuple(found)
+        offset, size = struct.unpack_from("<II", entry, 16)
+        if size == 0 or offset + size > len(table) or len(found) == MAX_CERTIFICATES:
+            break
+        found.append(table[offset : offset + size])
+    if table:
+        raise _refused("the host's table of certificates is malformed.")
+    return ()
 
 
 def find_provider(*, gramine: Path = GRAMINE, configfs_tsm: Path = CONFIGFS_TSM) -> Provider:
@@ -135,8 +152,13 @@ def _check_size(report_data: bytes) -> None:
         raise UsageError(f"report data of {len(report_data)} bytes; needs {REPORT_DATA_BYTES}.")
 
 
-def _there(folder: Path) -> bool:
-    return (folder / "auxblob").exists()
+def _handed_out(path: Path) -> tuple[bytes, ...]:
+    """The certificates that the host hands out with an SNP report; many hosts have none."""
+    try:
+        table = path.read_bytes() if path.exists() else b""
+    except OSError:
+        return ()
+    return certificate_table(table)
 
 
 def _optional(path: Path | None) -> bytes | None:

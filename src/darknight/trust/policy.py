@@ -6,6 +6,7 @@
     signers = ["815f..."]                   # optional: MRSIGNER, or the digest of SNP's id key
     product = 7                             # optional: ISVPRODID of SGX
     minimum_svn = 3                         # optional: ISVSVN of SGX, or the guest's SVN of SNP
+    configurations = ["9ac1..."]            # optional: hashes of a configuration; keys are released to no other
     chip_ids = ["c384..."]                  # optional: SNP's chip id (128), or the PPID of Intel's certificate (32)
     allow_status = ["SWHardeningNeeded"]    # optional: TCB states of Intel besides UpToDate
     highest_vmpl = 0                        # the least privileged level of an SNP guest that may ask; 0 if not given
@@ -44,12 +45,15 @@ STATUSES = (
     "ConfigurationAndSWHardeningNeeded",
     "OutOfDate",
     "OutOfDateConfigurationNeeded",
+    "TDRelaunchAdvised",
+    "TDRelaunchAdvisedConfigurationNeeded",
 )
 TCB_PARTS = ("fmc", "bootloader", "tee", "snp", "microcode")
 MAX_FILE_BYTES = 1 << 20
 
 _HEX = re.compile(r"[0-9a-fA-F]*")
-_MEASUREMENT_BYTES, _SIGNER_BYTES, _CHIP_BYTES, _REGISTER_BYTES = (32, 48), (32, 48), (16, 64), (48,)
+_SIZES = {"measurements": (32, 48), "signers": (32, 48), "configurations": (32, 48, 64), "chip_ids": (16, 64)}
+_REGISTER_BYTES = (48,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class Policy:
     signers: frozenset[bytes] = frozenset()
     product: int | None = None
     minimum_svn: int = 0
+    configurations: frozenset[bytes] = frozenset()
     chip_ids: frozenset[bytes] = frozenset()
     allow_status: frozenset[str] = frozenset()
     rtmr: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
@@ -70,9 +75,8 @@ class Policy:
     insecure_simulated_root: bytes | None = None
 
     def __post_init__(self) -> None:
-        _sizes("measurements", self.measurements, _MEASUREMENT_BYTES)
-        _sizes("signers", self.signers, _SIGNER_BYTES)
-        _sizes("chip_ids", self.chip_ids, _CHIP_BYTES)
+        for key, sizes in _SIZES.items():
+            _sizes(key, getattr(self, key), sizes)
         for register, values in self.rtmr.items():
             if register not in range(4) or not values:
                 raise UsageError(f"rtmr {register}: a TD has RTMR 0 to 3, and each that is named needs a value.")
@@ -108,7 +112,7 @@ def _policy(folder: Path, words: dict[str, Any]) -> Policy:
         raise UsageError(f"unknown key {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
     found: dict[str, Any] = {}
     for key, value in words.items():
-        if key in ("measurements", "signers", "chip_ids"):
+        if key in _SIZES:
             found[key] = _hex_values(key, value)
         elif key == "allow_status":
             found[key] = frozenset(_texts(key, value))

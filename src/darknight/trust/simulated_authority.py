@@ -138,7 +138,7 @@ def serial_number(key: ec.EllipticCurvePrivateKey) -> int:
 
 
 def _root_in(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The root of this folder; made there first if there is none. A program that dies meanwhile leaves no half of it."""
+    """The root of this folder; made there first if there is none. Whoever dies meanwhile leaves no half of it."""
     secret = folder / KEY_FILE
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

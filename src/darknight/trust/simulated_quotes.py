@@ -79,7 +79,7 @@ def qe_product(format: str) -> int:
 def tcb_info(*, format: str, status: str, start: datetime, end: datetime) -> dict[str, Any]:
     """Intel's statement about which TCB is good, as it would be for this platform."""
     tcb: dict[str, Any] = {"sgxtcbcomponents": _ZEROS, "pcesvn": _PCE_SVN}
-    info = {
+    info: dict[str, Any] = {
         "id": "SGX" if format == SGX else "TDX",
         "version": 3,
         **_span(start, end),
@@ -121,9 +121,9 @@ def sgx_extension() -> bytes:
     """What Intel writes into a PCK certificate: PPID, TCB, PCE id, FMSPC, kind of SGX. All zeros but the FMSPC."""
     parts = [_pair(f"2.{number}", _der(2, b"\0")) for number in range(1, 17)]
     tcb = b"".join([*parts, _pair("2.17", _der(2, bytes([_PCE_SVN]))), _pair("2.18", _der(4, bytes(16)))])
-    entries = (("1", _der(4, bytes(16))), ("2", _der(0x30, tcb)), ("3", _der(4, bytes(2))))
-    entries += (("4", _der(4, FMSPC)), ("5", _der(10, b"\0")))
-    return _der(0x30, b"".join(_pair(number, value) for number, value in entries))
+    entries = {"1": _der(4, bytes(16)), "2": _der(0x30, tcb), "3": _der(4, bytes(2))}
+    entries |= {"4": _der(4, FMSPC), "5": _der(10, b"\0")}
+    return _der(0x30, b"".join(_pair(number, value) for number, value in entries.items()))
 
 
 def raw_signature(key: ec.EllipticCurvePrivateKey, message: bytes) -> bytes:

@@ -26,7 +26,6 @@ _COMPONENT_BYTES = 72
 _SIGNATURE = slice(SNP_SIGNED_BYTES, SNP_SIGNED_BYTES + 2 * _COMPONENT_BYTES)
 _TCB = slice(0x180, 0x188)
 _ECDSA_P384_SHA384 = 1
-_NOTES = (("smt", "accepted as it is: SMT."), ("migration", "the guest may be moved by a migration agent."))
 _LEVELS = 4  # VMPL 0 to 3; a report that the hypervisor asked for has another number
 
 
@@ -54,10 +53,13 @@ def judge_snp(evidence: Evidence, facts: Facts, *, policy: Policy, now: int, sim
         holds("chain", f"{chain.kind} of {chain.product}: its certificates lead to the root and are of this time."),
         _signature(evidence.quote, report, chain),
         _chip(facts, chain),
-        _tcb(tcb, chain, policy),
+        _tcb(report, tcb, chain, policy),
         _privilege(facts, policy),
+        _migration(report),
     ]
-    notes = [words for present, words in _NOTES if getattr(report, present)]
+    notes = ["AMD publishes no TCB status: minimum_tcb in a policy says what you accept."]
+    if report.smt:
+        notes.append("accepted as it is: SMT.")
     if bag.lists or policy.require_revocation:
         findings.append(_revocation(bag, chain, now))
     else:
@@ -71,17 +73,6 @@ def tcb_parts(tcb: bytes, *, turin: bool) -> dict[str, int]:
     if turin:
         return {"fmc": tcb[0], "bootloader": tcb[1], "tee": tcb[2], "snp": tcb[3], "microcode": tcb[7]}
     return {"bootloader": tcb[0], "tee": tcb[1], "snp": tcb[6], "microcode": tcb[7]}
-
-
-def certificate_table(table: bytes) -> tuple[bytes, ...]:
-    """What the host hands out with a report: entries of (GUID, offset, length), ended by zeros, then the contents."""
-    found = []
-    for start in range(0, len(table) - 23, 24):
-        offset, length = struct.unpack_from("<II", table, start + 16)
-        if not any(table[start : start + 24]):
-            break
-        found.append(table[offset : offset + length])
-    return tuple(content for content in found if content)
 
 
 def _read(raw: bytes) -> _Report:
@@ -122,13 +113,20 @@ def _chip(facts: Facts, chain: Chain) -> Finding:
     return holds("chip", "the chip of the report is the chip of the certificate.")
 
 
-def _tcb(tcb: dict[str, int], chain: Chain, policy: Policy) -> Finding:
-    if tcb != dict(chain.tcb):
+def _tcb(report: _Report, tcb: dict[str, int], chain: Chain, policy: Policy) -> Finding:
+    if report.tcb != chain.tcb:
         return fails("tcb", "the TCB that the report states is not the one of the certificate.")
     low = [name for name, least in policy.minimum_tcb.items() if tcb.get(name, -1) < least]
     if low:
         return fails("tcb", f"{', '.join(sorted(low))} of the TCB is older than the policy's minimum_tcb.")
     return holds("tcb", "the TCB that the report states is the one of the certificate.")
+
+
+def _migration(report: _Report) -> Finding:
+    """The host chooses the migration agent, and an agent can read what it moves."""
+    if report.migration:
+        return fails("migration", "the guest lets a migration agent of the host move it, and so read it.")
+    return holds("migration", "no migration agent may move the guest.")
 
 
 def _revocation(bag: Bag, chain: Chain, now: int) -> Finding:

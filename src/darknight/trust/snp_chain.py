@@ -37,8 +37,11 @@ _PEM = re.compile(rb"-----BEGIN (CERTIFICATE|X509 CRL)-----[A-Za-z0-9+/=\s]+----
 _BEGIN = b"-----BEGIN "
 _UNDERSTOOD = (x509.BasicConstraints, x509.KeyUsage)  # of what may be critical
 _AMD = "1.3.6.1.4.1.3704.1"
-_PARTS = {"bootloader": "3.1", "tee": "3.2", "snp": "3.3", "microcode": "3.8"}
-_HARDWARE_ID, _PROVIDER_ID, _FMC = "4", "5", "3.9"
+# The eight bytes of a TCB version: bootloader, TEE, four that are reserved, SNP, microcode. Turin begins with its FMC.
+_TCB = ("3.1", "3.2", "3.4", "3.5", "3.6", "3.7", "3.3", "3.8")
+_TURIN_TCB = ("3.9", "3.1", "3.2", "3.3", "3.5", "3.6", "3.7", "3.8")
+_RESERVED = {"3.4", "3.5", "3.6", "3.7"}
+_HARDWARE_ID, _PROVIDER_ID = "4", "5"
 _HARDWARE_ID_BYTES, _TURIN_ID_BYTES = 64, 8
 
 
@@ -52,13 +55,16 @@ class Bag:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A key that may sign reports, and why. hardware_id: of the chip; None for a VLEK, which has none."""
+    """A key that may sign reports, and why.
+
+    hardware_id: of the chip; None for a VLEK, which has none. tcb: the eight bytes that the key was made for.
+    """
 
     kind: str
     product: str
     key: ec.EllipticCurvePublicKey
     hardware_id: bytes | None
-    tcb: Mapping[str, int]
+    tcb: bytes
     intermediate: x509.Certificate
     root: x509.Certificate
 
@@ -91,17 +97,14 @@ def find_chain(bag: Bag, *, vlek: bool, now: int, simulated_root: bytes | None) 
     key = leaf.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise _broken("the leaf's key is not one of ECDSA on P-384.")
-    values = _amd_values(leaf)
-    turin = product == TURIN
-    parts = {"fmc": _FMC, **_PARTS} if turin else _PARTS
+    values, turin = _amd_values(leaf), product == TURIN
+    size = _TURIN_ID_BYTES if turin else _HARDWARE_ID_BYTES
     return Chain(
         kind="VLEK" if vlek else "VCEK",
         product=product,
         key=key,
-        hardware_id=None
-        if vlek
-        else _octets(values.get(_HARDWARE_ID), _TURIN_ID_BYTES if turin else _HARDWARE_ID_BYTES),
-        tcb={name: _small_integer(values.get(number)) for name, number in parts.items()},
+        hardware_id=None if vlek else _octets(values.get(_HARDWARE_ID), size),
+        tcb=bytes(_part(values, number) for number in (_TURIN_TCB if turin else _TCB)),
         intermediate=intermediate,
         root=root,
     )
@@ -189,7 +192,7 @@ def _issued(
     """The certificate that the root signed, and that signed the leaf."""
     for each in certificates:
         if each != root and _is_authority(each) and _signed_by(each, root) and _signed_by(leaf, each):
-            if _is_authority(leaf) or not _is_understood(leaf):
+            if not _is_leaf(leaf):
                 raise _broken("the leaf certificate claims what no leaf may.")
             return each
     raise _broken("no certificate leads from the root to the leaf. Give the ASK, or ASVK, of this product.")
@@ -205,21 +208,37 @@ def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
+def _is_authority(certificate: x509.Certificate) -> bool:
+    constraints, usage = _powers(certificate)
+    return _is_understood(certificate) and bool(constraints and constraints.ca and usage and usage.key_cert_sign)
+
+
+def _is_leaf(certificate: x509.Certificate) -> bool:
+    """AMD's leaves say nothing about what their key is for; one that does must not say too much."""
+    constraints, usage = _powers(certificate)
+    signs_others = bool((constraints and constraints.ca) or (usage and usage.key_cert_sign))
+    return _is_understood(certificate) and not signs_others and (usage is None or usage.digital_signature)
+
+
+def _powers(certificate: x509.Certificate) -> tuple[x509.BasicConstraints | None, x509.KeyUsage | None]:
+    values = [each.value for each in _extensions(certificate)]
+    constraints = [value for value in values if isinstance(value, x509.BasicConstraints)]
+    usages = [value for value in values if isinstance(value, x509.KeyUsage)]
+    return (constraints[0] if constraints else None, usages[0] if usages else None)
+
+
 def _is_understood(certificate: x509.Certificate) -> bool:
     """Whether there is no critical extension that is unknown here."""
-    try:
-        return all(isinstance(each.value, _UNDERSTOOD) for each in certificate.extensions if each.critical)
-    except ValueError:
-        return False
+    found = _extensions(certificate)
+    return bool(found) and all(isinstance(each.value, _UNDERSTOOD) for each in found if each.critical)
 
 
-def _is_authority(certificate: x509.Certificate) -> bool:
+def _extensions(certificate: x509.Certificate) -> list[x509.Extension[x509.ExtensionType]]:
+    """None of them where one is malformed, or there twice."""
     try:
-        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
-    except (ValueError, x509.ExtensionNotFound):
-        return False
-    return constraints.ca and usage.key_cert_sign and _is_understood(certificate)
+        return list(certificate.extensions)
+    except (ValueError, x509.DuplicateExtension):
+        return []
 
 
 def _in_time(certificate: x509.Certificate, name: str, now: int) -> None:
@@ -243,24 +262,21 @@ def key_hash(certificate: x509.Certificate) -> str:
 
 def _amd_values(certificate: x509.Certificate) -> dict[str, bytes]:
     """AMD's own extensions by the end of their number."""
-    try:
-        extensions = list(certificate.extensions)
-    except ValueError:
-        return {}
     return {
         each.oid.dotted_string.removeprefix(f"{_AMD}."): each.value.value
-        for each in extensions
+        for each in _extensions(certificate)
         if each.oid.dotted_string.startswith(f"{_AMD}.") and isinstance(each.value, x509.UnrecognizedExtension)
     }
 
 
-def _small_integer(value: bytes | None) -> int:
-    """A DER INTEGER from 0 to 255."""
-    if value is not None and len(value) == 3 and value[:2] == b"\x02\x01" and value[2] < 0x80:
+def _part(values: Mapping[str, bytes], number: str) -> int:
+    """A DER INTEGER from 0 to 255; reserved ones may be missing."""
+    value = values.get(number, b"\x02\x01\x00" if number in _RESERVED else b"")
+    if len(value) == 3 and value[:2] == b"\x02\x01" and value[2] < 0x80:
         return value[2]
-    if value is not None and len(value) == 4 and value[:3] == b"\x02\x02\x00" and value[3] >= 0x80:
+    if len(value) == 4 and value[:3] == b"\x02\x02\x00" and value[3] >= 0x80:
         return value[3]
-    raise _broken("the leaf certificate states no TCB.")
+    raise _broken("the leaf certificate does not say which TCB it is for.")
 
 
 def _octets(value: bytes | None, size: int) -> bytes:
