@@ -127,7 +127,7 @@ def test_an_output_without_permission_is_refused(tmp_path):
         ),
         (
             "[brain]\nepochs = 3\n",
-            "unknown table: brain; known are audit, enclave, fleet, infer, models, plan, seal, submit, train, worker.",
+            "unknown table: brain; known are audit, darknight, enclave, fleet, infer, models, plan, seal, submit, train, verify, worker.",
         ),
         ("train = 3\n", "needs a table, [train]"),
         ("[train]\nepochs = true\n", "epochs in [train] is bool"),

@@ -19,6 +19,7 @@ from darknight.cli.seal import seal
 from darknight.cli.settings_file import Kind, read_settings_file
 from darknight.cli.submit import submit_command
 from darknight.cli.train import train
+from darknight.cli.verify import verify
 from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
 
@@ -37,6 +38,7 @@ app.command("audit")(audit)
 app.command("seal")(seal)
 app.command("enclave")(enclave)
 app.command("submit")(submit_command)
+app.command("verify")(verify)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 

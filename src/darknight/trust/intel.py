@@ -57,6 +57,7 @@ def judge_intel(
             holds("genuine", "signatures, certificates up to the root, dates and revocation lists are in order."),
             _root(claims, simulated_root),
             _dates(claims, now),
+            _platform(claims, collateral),
             _agreement(claims, facts),
             _status(verifier, raw, collateral, now, status, allow_status),
         ),
@@ -120,6 +121,14 @@ def _dates(claims: dict[str, Any], now: int) -> Finding:
     if not issued <= now <= expires:
         return fails("dates", "a certificate or the collateral is not of this time.")
     return holds("dates", "certificates and collateral are of this time.")
+
+
+def _platform(claims: dict[str, Any], collateral: dcap_qvl.QuoteCollateralV3) -> Finding:
+    """FMSPC and PCE together name a kind of platform; the library compares the first alone."""
+    stated = str(json.loads(collateral.tcb_info).get("pceId", ""))  # Intel's signature over it was verified
+    if stated.lower() != bytes(claims["platform"]["pck"]["pce_id"]).hex():
+        return fails("collateral", "the collateral is about another kind of platform.")
+    return holds("collateral", "the collateral is about this kind of platform.")
 
 
 def _agreement(claims: dict[str, Any], facts: Facts) -> Finding:

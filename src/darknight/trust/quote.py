@@ -1,7 +1,7 @@
 """What a quote says of itself, read byte by byte. Nothing here is trusted: darknight.trust.verify does that.
 
-    SGX   quote version 3, 4 or 5, an enclave report of 384 bytes
-    TDX   quote version 4 (TD report 1.0) or 5 (1.0 or 1.5)
+    SGX   quote version 3
+    TDX   quote version 4, or 5 with a TD report 1.0 or 1.5
     SNP   attestation report version 2 to 5, 1184 bytes
 
 Intel's quotes carry their own length. Some hosts pad them with zeros, which are cut off; any other byte behind a quote
@@ -25,10 +25,13 @@ HEADER_BYTES = 48
 SNP_REPORT_BYTES = 0x4A0
 SNP_SIGNED_BYTES = 0x2A0
 
+_V5_DESCRIPTION_BYTES = 6
+_ECDSA_P256 = 2
+_SIGNATURE_BYTES = 64 + 64 + 384 + 64  # signature and key, and the report and signature that vouch for the key
 _SGX_TYPE, _TDX_TYPE = 0x00, 0x81
 _SGX_BODY_BYTES, _TD10_BODY_BYTES, _TD15_BODY_BYTES = 384, 584, 648
-_V5_BODIES = {1: (SGX, _SGX_BODY_BYTES), 2: (TDX, _TD10_BODY_BYTES), 3: (TDX, _TD15_BODY_BYTES)}
-_INTEL_VERSIONS = (3, 4, 5)
+_V5_BODIES = {2: _TD10_BODY_BYTES, 3: _TD15_BODY_BYTES}  # by the type that version 5 writes before its body
+_INTEL_VERSIONS = {3: _SGX_TYPE, 4: _TDX_TYPE, 5: _TDX_TYPE}
 _SNP_VERSIONS = (2, 3, 4, 5)
 
 
@@ -64,7 +67,7 @@ def read_quote(raw: bytes) -> Facts:
     if len(raw) < HEADER_BYTES:
         refuse(f"{len(raw)} bytes are too few for a quote.")
     version, key_type, tee_type = struct.unpack_from("<HHI", raw)
-    if version in _INTEL_VERSIONS and key_type != 0:
+    if version in _INTEL_VERSIONS and key_type == _ECDSA_P256:
         return _intel(raw, version, tee_type)
     if struct.unpack_from("<I", raw)[0] in _SNP_VERSIONS:
         return _snp(raw)
@@ -75,24 +78,19 @@ def read_quote(raw: bytes) -> Facts:
 
 
 def _intel(raw: bytes, version: int, tee_type: int) -> Facts:
-    start = HEADER_BYTES
+    if tee_type != _INTEL_VERSIONS[version]:
+        refuse(f"a quote of version {version} for a TEE of type {tee_type:#x}, which do not go together.")
+    start, size = HEADER_BYTES, _SGX_BODY_BYTES if version == 3 else _TD10_BODY_BYTES
     if version == 5:
-        start += 6
+        start += _V5_DESCRIPTION_BYTES
         if len(raw) < start:
             refuse(f"it is cut off after {len(raw)} bytes.")
-        kind, size = struct.unpack_from("<HI", raw, HEADER_BYTES)
-        if kind not in _V5_BODIES:
-            refuse(f"a quote of version 5 with a body of type {kind}; known are 1, 2 and 3.")
-        format, expected = _V5_BODIES[kind]
-        if size != expected:
-            refuse(f"its body of type {kind} claims {size} bytes; {expected} are needed.")
-    else:
-        format = {_SGX_TYPE: SGX, _TDX_TYPE: TDX}.get(tee_type, "")
-        size = {SGX: _SGX_BODY_BYTES, TDX: _TD10_BODY_BYTES}.get(format, 0)
-    if tee_type != {SGX: _SGX_TYPE, TDX: _TDX_TYPE}.get(format) or (version == 3 and format != SGX):
-        refuse(f"a quote of version {version} for a TEE of type {tee_type:#x}, which does not go together.")
+        kind, stated = struct.unpack_from("<HI", raw, HEADER_BYTES)
+        size = _V5_BODIES.get(kind, -1)
+        if stated != size:
+            refuse(f"its body is of type {kind} and has {stated} bytes; known are type 2 of 584 and type 3 of 648.")
     end = _end(raw, start + size)
-    read = _sgx_facts if format == SGX else _tdx_facts
+    read = _sgx_facts if version == 3 else _tdx_facts
     return read(raw[start : start + size], version, range(start, start + size), end)
 
 
@@ -100,7 +98,10 @@ def _end(raw: bytes, body_end: int) -> int:
     """Where the quote ends by its own word; only zeros may follow."""
     if len(raw) < body_end + 4:
         refuse(f"it is cut off after {len(raw)} bytes.")
-    end = body_end + 4 + int(struct.unpack_from("<I", raw, body_end)[0])
+    size = int(struct.unpack_from("<I", raw, body_end)[0])
+    end = body_end + 4 + size
+    if size < _SIGNATURE_BYTES:
+        refuse(f"its signature has {size} bytes, which are too few.")
     if len(raw) < end:
         refuse(f"it is cut off after {len(raw)} of {end} bytes.")
     if any(raw[end:]):
