@@ -147,11 +147,15 @@ def _table(summary: dict[str, Any]) -> RenderableType:
     table.add_row("examples", f"{data['train_examples']:,} for training, {data['test_examples']:,} for testing")
     table.add_row("each", f"{shape}, one of {data['classes']:,} classes", end_section=True)
     table.add_row("folder", escape(f"{summary['folder']}, {size_in_words(seen['bytes'])}"))
-    table.add_row("shows", f"{seen['records']:,} records of {seen['record_bytes']:,} bytes, and nothing else")
+    table.add_row(
+        "shows", f"{seen['records']:,} records of {seen['record_bytes']:,} bytes, a head of {seen['head_bytes']:,}"
+    )
     table.add_row("manifest", seen["manifest"], end_section=True)
     table.add_row("key", escape(summary["key"]))
-    notes = [
-        "The folder may be given to anybody. Keep the key file, and keep it to yourself: who",
-        "has both has the data, and without it nobody can open the folder.",
-    ]
-    return Group(table, *map(Text, notes if not summary["verified"] else ()))
+    if summary["verified"]:
+        return table
+    return Group(
+        table,
+        Text("The folder may be given to anybody. Keep the key file, and to yourself: whoever"),
+        Text("has both has the data, and without the key nobody can open the folder."),
+    )

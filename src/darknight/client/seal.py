@@ -23,9 +23,10 @@ import numpy as np
 
 from darknight.data import Dataset, pack_dataset, unpack_dataset
 from darknight.errors import DarKnightError, UsageError
+from darknight.trust.durable import sync_folder
 from darknight.trust.fresh import fresh_order
 from darknight.trust.key_file import DataKey, KeyFile, read_key_file, write_key_file
-from darknight.trust.sealing import Manifest, SealedRecords, sync_folder, write_sealed
+from darknight.trust.sealing import Manifest, SealedRecords, write_sealed
 
 _BATCH_BYTES = 1 << 19
 

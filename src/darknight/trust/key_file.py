@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from darknight.errors import DarKnightError, TrustError
+from darknight.trust.durable import sync_folder
 from darknight.trust.fresh import KEY_BYTES, fresh_key
 from darknight.types import Secret
 
@@ -67,7 +68,7 @@ def write_key_file(path: Path, content: KeyFile) -> None:
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
-            _sync(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             path.unlink(missing_ok=True)  # it is ours: O_EXCL made it
             raise
@@ -84,17 +85,19 @@ def read_key_file(path: Path) -> KeyFile:
     """What `write_key_file` wrote. TrustError for a file that others can read, or of another kind."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe does not hold it up
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(file.fileno())
+        try:
+            found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise TrustError(f"{path}: is not a regular file. Give the key file of `darknight seal`.", check="key")
+                raise TrustError(f"{path}: is not a regular file. Needs the key file.", check="key")
             if found.st_mode & _OTHERS:
                 raise TrustError(
                     f"{path}: other accounts may open it (mode {stat.S_IMODE(found.st_mode):04o}); needs 0600. If "
                     f"nobody did, run: chmod 600 {path}",
                     check="key",
                 )
-            raw = file.read(_LIMIT + 1)
+            raw = os.read(descriptor, _LIMIT)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise TrustError(f"{path}: cannot be read ({error.strerror}). Needs the key file.", check="key") from error
     match = _PATTERN.fullmatch(raw.decode("latin-1"))
@@ -102,11 +105,3 @@ def read_key_file(path: Path) -> KeyFile:
         raise TrustError(f"{path}: is no key file of this version, or is damaged. Needs the key file.", check="key")
     key, manifest = match.groups()
     return KeyFile(key=DataKey(bytes.fromhex(key)), manifest=None if manifest is None else bytes.fromhex(manifest))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

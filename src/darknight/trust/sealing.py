@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,23 +36,23 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from darknight.errors import DarKnightError, DataError, TrustError
+from darknight.errors import DataError, TrustError, UsageError
 from darknight.trust.blob import (
     TAG_BYTES,
     Bytes,
     cipher_for,
     nonce_of,
     open_bytes,
-    seal_bytes,
     sealed_pieces,
     sealed_size,
 )
+from darknight.trust.durable import sync_folder
 from darknight.trust.fresh import fresh_nonce
 from darknight.trust.key_file import DataKey
 from darknight.types import Secret
 
 MANIFEST, HEAD, RECORDS = "manifest.json", "head", "records"
-LARGEST_RECORD, LARGEST_HEAD, MOST_RECORDS = 1 << 30, 1 << 36, 1 << 40
+LARGEST_RECORD, LARGEST_HEAD, MOST_RECORDS = 1 << 30, 1 << 32, 1 << 40
 _FORMAT = "darknight sealed records 1"
 _INFO = b"darknight records 1"
 _HEAD_LABEL = b"darknight head 1 "
@@ -59,8 +60,6 @@ _LARGEST_MANIFEST = 4096
 _BUFFER = 1 << 19
 
 Records = NDArray[np.uint8]
-
-__all__ = ["Manifest", "SealedRecords", "open_bytes", "seal_bytes", "write_sealed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +90,11 @@ class Manifest:
             numbers = (manifest.count, manifest.record_bytes, manifest.head_bytes)
             if manifest.format != _FORMAT or not all(type(number) is int for number in numbers):
                 raise ValueError
-            if type(manifest.id) is not str or len(bytes.fromhex(manifest.id)) != 32 or manifest.to_bytes() != raw:
+            if not re.fullmatch("[0-9a-f]{64}", manifest.id) or manifest.to_bytes() != raw:
                 raise ValueError
-            _check_sizes(*numbers)
+            if not _possible(*numbers):
+                raise ValueError
         except (ValueError, TypeError, RecursionError) as error:
-            if isinstance(error, DarKnightError):
-                raise
             raise TrustError(
                 "the manifest is damaged, or of another version. Take another copy of the sealed set.", check="manifest"
             ) from error
@@ -111,7 +109,11 @@ def write_sealed(
     records: (record, byte) arrays, which together hold exactly `count` records in their order. The manifest is written
     last: without it, a folder is no sealed set. OSError is for the caller.
     """
-    _check_sizes(count, record_bytes, sealed_size(len(head)))
+    if not _possible(count, record_bytes, sealed_size(len(head))):
+        raise UsageError(
+            f"{count} records of {record_bytes} bytes, with a head of {len(head)}; at most {MOST_RECORDS} of "
+            f"{LARGEST_RECORD}, with one of {LARGEST_HEAD}, can be sealed. Split the set."
+        )
     manifest = Manifest(
         format=_FORMAT,
         id=fresh_nonce().hex(),
@@ -150,8 +152,7 @@ class SealedRecords(Secret):
         with self._records():
             pass
         sealed = _whole(folder / HEAD, most=self.manifest.head_bytes)
-        if len(sealed) != self.manifest.head_bytes:
-            raise _wrong_size(folder / HEAD, self.manifest.head_bytes, len(sealed))
+        _check_size(folder / HEAD, len(sealed), needed=self.manifest.head_bytes)
         try:
             self.head = open_bytes(key, sealed, label=_HEAD_LABEL + self.manifest.digest)
         except TrustError as error:
@@ -199,12 +200,10 @@ class SealedRecords(Secret):
             ) from error
 
     @contextmanager
-    def _records(self) -> Iterator[BinaryIO]:
+    def _records(self) -> Iterator[int]:
         path, needed = self._folder / RECORDS, len(self) * (self.record_bytes + TAG_BYTES)
         with _opened(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != needed:
-                raise _wrong_size(path, needed, size)
+            _check_size(path, os.fstat(file).st_size, needed=needed)
             yield file
 
 
@@ -256,45 +255,34 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the list of a folder's files is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, without a buffer: a pipe in its place is refused and does not hold up anybody."""
+def _opened(path: Path) -> Iterator[int]:
+    """The descriptor of a regular file. A pipe in its place is refused, and holds up nobody."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise _unreadable(path, error) from error
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise DataError(f"{path}: is not a regular file. Needs a folder that `darknight seal` made.")
-        yield file
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _whole(path: Path, *, most: int) -> bytearray:
     """The whole file, or the first `most` + 1 bytes of a longer one."""
     with _opened(path) as file:
-        try:
-            size = min(os.fstat(file.fileno()).st_size, most + 1)
-            content = bytearray(size)
-            _fill(file, memoryview(content), 0, path)
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        content = bytearray(min(os.fstat(file).st_size, most + 1))
+        _fill(file, memoryview(content), 0, path)
     return content
 
 
-def _fill(file: BinaryIO, buffer: memoryview, begin: int, path: Path) -> None:
+def _fill(file: int, buffer: memoryview, begin: int, path: Path) -> None:
     filled = 0
     while filled < len(buffer):
         try:
-            count = os.preadv(file.fileno(), [buffer[filled:]], begin + filled)
+            count = os.preadv(file, [buffer[filled:]], begin + filled)
         except OSError as error:
             raise _unreadable(path, error) from error
         if not count:
@@ -319,21 +307,17 @@ def _parsed(raw: bytes, path: Path) -> Manifest:
         raise TrustError(f"{path}: {error}", check=error.check) from error
 
 
-def _check_sizes(count: int, record_bytes: int, head_bytes: int) -> None:
+def _possible(count: int, record_bytes: int, head_bytes: int) -> bool:
     limits = ((count, MOST_RECORDS), (record_bytes, LARGEST_RECORD), (head_bytes, LARGEST_HEAD))
-    if not all(1 <= number <= most for number, most in limits):
+    return all(1 <= number <= most for number, most in limits)
+
+
+def _check_size(path: Path, found: int, *, needed: int) -> None:
+    if found != needed:
         raise TrustError(
-            f"a sealed set of {count} records of {record_bytes} bytes, with a head of {head_bytes}; at most "
-            f"{MOST_RECORDS}, {LARGEST_RECORD} and {LARGEST_HEAD} are possible, and at least one.",
-            check="manifest",
+            f"{path}: {found} bytes; the manifest announces {needed}. It was cut short or extended. Take another copy.",
+            check="size",
         )
-
-
-def _wrong_size(path: Path, needed: int, found: int) -> TrustError:
-    return TrustError(
-        f"{path}: {found} bytes; the manifest announces {needed}. It was cut short or extended. Take another copy.",
-        check="size",
-    )
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
