@@ -15,7 +15,8 @@ from darknight.errors import UsageError
 from darknight.service.configuration import Configuration
 from darknight.service.program import EnclaveSettings, serve
 from darknight.trust.platforms import CONFIGFS_TSM, GRAMINE, ConfigfsTsm, Gramine, Provider, find_provider
-from darknight.trust.simulation import ROOT_FILE, SoftwarePlatform, simulated_measurement
+from darknight.trust.simulated_authority import ROOT_FILE
+from darknight.trust.simulation import SoftwarePlatform, simulated_measurement
 
 _SERVICE, _EVIDENCE, _OUTPUT = "Service", "Evidence", "Output"
 
