@@ -80,7 +80,7 @@ def verify(
     if json:
         print(dumps(verdict.to_words(), indent=2))
     else:
-        Console(highlight=False).print(evidence_table(verdict))
+        Console(highlight=False, emoji=False).print(evidence_table(verdict))
     if not verdict.holds:
         words = "; ".join(f"{finding.check}: {finding.words}" for finding in verdict.failures)
         raise TrustError(f"refused. {words}", check=verdict.failures[0].check)
