@@ -3,17 +3,18 @@
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from darknight.errors import DarKnightError, DataError, UsageError
-from darknight.train import Store, read_checkpoint, read_model
+from darknight.train import Card, Store, read_checkpoint, read_model
 from darknight.train.tensor_file import read_tensors, write_tensors
-from train.saved import StopAfter, network, train, weights
+from train.saved import StopAfter, card, network, train, weights
 from train.test_interrupt import interrupt
-from train.test_loop import recipe
+from train.test_loop import recipe, toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -132,6 +133,7 @@ def rewrite(path, change):
         lambda state: state["card"].update(label_names=[1, 2, 3]),
         lambda state: state["card"].update(normalisation={"mean": [0.0]}),
         lambda state: state["card"].pop("model"),
+        lambda state: state["card"].update(description=["ReLU"]),
         lambda state: state.update(runtime=[]),
         lambda state: state.update(extra=None),
         lambda state: state.update(files={}),
@@ -273,3 +275,33 @@ def test_clear_removes_what_is_ours(saved, tmp_path):
         store.clear()
         assert store.latest() is None
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["notes.txt"]
+
+
+# --- cards ------------------------------------------------------------------------------------------------------------
+DESCRIPTION = {"layers": [{"type": "Flatten"}, {"type": "Linear", "in_features": 24, "out_features": 3}]}
+
+
+def test_a_card_of_a_model_with_a_name_is_as_earlier_versions_wrote_and_read_it():
+    words = card().words()
+    assert sorted(words) == [
+        *("classes", "data", "label_names", "labels", "model", "normalisation", "shape", "test_examples"),
+        "train_examples",
+    ]
+    assert Card.from_words(words, Path("here")) == card()
+    assert Card.from_words({**words, "description": None}, Path("here")) == card()
+
+
+def test_a_card_with_a_description_builds_the_same_model_again():
+    described = Card.of("net.toml", toy(), DESCRIPTION)
+    found = Card.from_words(json.loads(json.dumps(described.words())), Path("here"))
+    assert found == described
+    assert list(found.network(seed=1).state_dict()) == ["1.weight", "1.bias"]
+    assert torch.equal(found.network(seed=1)[1].weight, described.network(seed=1)[1].weight)
+    with pytest.raises(UsageError, match="its description differ"):
+        found.check_same(Card.of("net.toml", toy()), Path("here"))
+
+
+def test_a_card_whose_description_is_bad_builds_nothing():
+    bad = Card.of("net.toml", toy(), {"layers": [{"type": "os.system"}]})
+    with pytest.raises(UsageError, match="needs a type, one of"):
+        Card.from_words(bad.words(), Path("here")).network(seed=0)

@@ -15,11 +15,10 @@ from torch import nn
 from darknight import __version__
 from darknight.cli.progress import Display
 from darknight.cli.scheme_options import scheme_words
-from darknight.cli.training import Hands, model_shape
+from darknight.cli.training import Hands
 from darknight.coding import Scheme
 from darknight.data import Examples, read_examples
 from darknight.errors import DataError, UsageError
-from darknight.models import build_model
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.train import Card, check_tensors, plain, predict, prediction_rows, read_model
@@ -65,7 +64,7 @@ def read_inputs(settings: InferenceSettings) -> Inputs:
     tensors, card, file = read_model(settings.checkpoint)
     if card.normalisation is None:
         raise DataError(f"{file}: it does not say how examples were normalised. Use one that `darknight train` wrote.")
-    model = build_model(card.model, shape=model_shape(card.shape), classes=card.classes, seed=0)
+    model = card.network(seed=0)
     check_tensors(model, tensors, file)
     model.load_state_dict(tensors)
     square = len(card.shape) == 3 and card.shape[1] == card.shape[2]

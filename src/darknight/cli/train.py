@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from darknight.cli.description_file import read_description
 from darknight.cli.files import OutputFolder
 from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.cli.progress import display_on
@@ -40,7 +41,9 @@ _MAY_CHANGE = ("epochs", "leakage_budget")  # when it is said in so many words
 
 def train(
     context: typer.Context,
-    model: Annotated[str, option(_TRAINING, f"One of {', '.join(sorted(MODELS))}.")] = "small-cnn",
+    model: Annotated[
+        str, option(_TRAINING, f"One of {', '.join(sorted(MODELS))}, or a file that describes one.")
+    ] = "small-cnn",
     data: Annotated[str, option(_TRAINING, f"A path, or one of {_SOURCES}.")] = "digits",
     test_share: Annotated[
         float | None, option(_TRAINING, "Set apart for testing, if the data has no test part.  [default: 0.2]")
@@ -138,6 +141,7 @@ def train(
             flags = _flags_of(checkpoint, flags, context, saved)
         settings = Settings(
             model=flags["model"],
+            description=read_description(flags["model"]) if checkpoint is None else checkpoint.card.description,
             data=flags["data"],
             test_share=flags["test_share"],
             image_size=flags["image_size"],

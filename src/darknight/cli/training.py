@@ -26,7 +26,6 @@ from darknight.errors import UsageError
 from darknight.fleet import Fleet, local_fleet
 from darknight.fleet.file import read_fleet_file
 from darknight.fleet.remote import connect
-from darknight.models import build_model
 from darknight.report import shares_picture
 from darknight.runtime import Runtime
 from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit, plain, protected
@@ -82,8 +81,9 @@ class Hands:
 class Settings:
     """Everything that decides what a training does. hands: where the workers are.
 
-    augment: whether to change training images as is usual for the data; `recipe` has it once the data is read. flags:
-    what the user asked for, as plain values, for a resume.
+    description: of a model that has no name; `model` is that of its file then. augment: whether to change training
+    images as is usual for the data; `recipe` has it once the data is read. flags: what the user asked for, as plain
+    values, for a resume.
     """
 
     model: str
@@ -100,6 +100,7 @@ class Settings:
     save_every: float = 60.0
     tensorboard: Path | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
+    description: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.save_every < math.inf:
@@ -119,13 +120,7 @@ def read_and_build(settings: Settings) -> tuple[Settings, Dataset, nn.Module]:
         if data.augmentation is None:
             raise UsageError(f"--augment: nothing is usual for {data.name}. Drop it.")
         settings = replace(settings, recipe=replace(settings.recipe, augment=data.augmentation))
-    return settings, data, build_model(settings.model, shape=model_shape(data.shape), classes=data.classes, seed=seed)
-
-
-def model_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Of one image; a row of a table is one of 1x1 pixels."""
-    channels, height, width = shape if len(shape) == 3 else (shape[0], 1, 1)
-    return channels, height, width
+    return settings, data, Card.of(settings.model, data, settings.description).network(seed=seed)
 
 
 def run_training(
@@ -190,7 +185,7 @@ def _train(
             clear = fit(copy.deepcopy(model), data, recipe, progress=[display.training("clear")]).words()
         saving = Saving(
             store=store,
-            card=Card.of(settings.model, data),
+            card=Card.of(settings.model, data, settings.description),
             every=settings.save_every,
             extra={"flags": dict(settings.flags), "clear": clear},
         )

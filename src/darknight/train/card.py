@@ -8,14 +8,20 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from darknight.data import Dataset, Normalisation
 from darknight.errors import DarKnightError, DataError, UsageError
+from darknight.models import build_described, build_model
+
+_LATER = "description"  # a field that files of the first versions do not have
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """model: its name in the registry. shape: of one example. data: the name of the set; its sizes; and `labels`, a
-    digest of its training labels, by which another split or another set of the same size is noticed.
+    """model: its name in the registry, or of the file with its description, which is `description` then
+    (models.described). shape: of one example. data: the name of the set; its sizes; and `labels`, a digest of its
+    training labels, by which another split or another set of the same size is noticed.
     """
 
     model: str
@@ -27,11 +33,13 @@ class Card:
     labels: str
     label_names: tuple[str, ...] | None = None
     normalisation: Normalisation | None = None
+    description: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, model: str, data: Dataset) -> Card:
+    def of(cls, model: str, data: Dataset, description: Mapping[str, Any] | None = None) -> Card:
         return cls(
             model=model,
+            description=description,
             shape=tuple(data.shape),
             classes=data.classes,
             data=data.name,
@@ -42,15 +50,24 @@ class Card:
             normalisation=data.normalisation,
         )
 
+    def network(self, *, seed: int) -> nn.Module:
+        """A new model of this kind."""
+        if self.description is not None:
+            return build_described(self.description, shape=self.shape, classes=self.classes, seed=seed)
+        return build_model(self.model, shape=self.shape, classes=self.classes, seed=seed)
+
     def words(self) -> dict[str, Any]:
-        """The card as plain values for a JSON object."""
-        return asdict(self)
+        """The card as plain values for a JSON object. Earlier versions, which know no descriptions, read it too."""
+        found = asdict(self)
+        return found if self.description is not None else {name: found[name] for name in found if name != _LATER}
 
     @classmethod
     def from_words(cls, words: object, path: Path) -> Card:
         """The card that `words()` came from; DataError, with the file's name, for anything else."""
         try:
-            if not isinstance(words, Mapping) or words.keys() != {field.name for field in fields(cls)}:
+            if not isinstance(words, Mapping) or words.keys() | {_LATER} != {field.name for field in fields(cls)}:
+                raise TypeError
+            if not isinstance(words.get(_LATER), dict | None):
                 raise TypeError
             normalisation, names = words["normalisation"], words["label_names"]
             card = cls(
