@@ -57,6 +57,43 @@ def test_a_job_from_submission_to_result(work):
     assert json.loads(predicted.stdout)["examples"] == 44
 
 
+LAYERS = """layers = [
+    {type = "Conv2d", in_channels = 1, out_channels = 4, kernel_size = 3},
+    {type = "ReLU"},
+    {type = "Flatten"},
+    {type = "Linear", in_features = 64, out_features = 3},
+]"""
+
+
+def test_a_model_that_the_client_describes_starts_from_its_weights_and_predicts(work):
+    """Twice: the second job begins with what the first one found; then a job predicts with the result."""
+    folder, address = work
+    job = write_job(folder, output="described")
+    job.write_text(job.read_text().replace('name = "small-cnn"', LAYERS))
+    first = darknight("submit", str(job), "--to", address, "--yes", cwd=folder)
+    assert first.returncode == 0, first.stderr
+    again = folder / "again.toml"
+    weights = 'weights = "described/model.safetensors"'
+    again.write_text(job.read_text().replace('"described"', '"again"').replace("[recipe]", f"{weights}\n\n[recipe]"))
+    second = darknight("submit", str(again), "--to", address, "--yes", cwd=folder)
+    assert second.returncode == 0, second.stderr
+    losses = [json.loads((folder / name / "summary.json").read_text())["loss"] for name in ("described", "again")]
+    assert losses[1] < losses[0]
+
+    infer = folder / "infer.toml"
+    text = again.read_text().replace('"again"', '"predicted"').replace('"train"', '"infer"').replace(LAYERS, "")
+    head, _, rest = text.replace("described/", "again/").partition("[recipe]")
+    infer.write_text(head + "[scheme]" + rest.partition("[scheme]")[2])
+    third = darknight("submit", str(infer), "--to", address, "--yes", cwd=folder)
+    assert third.returncode == 0, third.stderr
+    rows = json.loads((folder / "predicted" / "predictions.json").read_text())["predictions"]
+    assert len(rows) == json.loads((folder / "predicted" / "summary.json").read_text())["examples"]
+    local = darknight(
+        *("infer", "--checkpoint", "again/model.safetensors", "--data", "data.npz", "--output", "all.json"), cwd=folder
+    )
+    assert local.returncode == 0, local.stderr
+
+
 def test_nobody_is_asked_without_a_terminal(work):
     folder, address = work
     done = darknight("submit", str(write_job(folder, output="two")), "--to", address, cwd=folder)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from darknight.data import Dataset, Examples
 from darknight.errors import DarKnightError, DataError, TrustError, UsageError
 from darknight.fleet.fleet import Fleet
-from darknight.models import build_model
 from darknight.runtime import Runtime
 from darknight.service.queue import RESULT, WEIGHTS, Entry, in_words
 from darknight.service.sealed_data import open_dataset
@@ -82,7 +81,8 @@ def _train(
         if data.augmentation is None:
             raise UsageError("augment: nothing is usual for these data. Leave it out.")
         recipe = dataclasses.replace(recipe, augment=data.augmentation)
-    model = _model(entry, data.shape, data.classes, recipe.seed)
+    card = _card(entry, data)
+    model = card.network(seed=recipe.seed)
     if weights is not None:
         check_tensors(model, weights[0], Path(WEIGHTS))
         model.load_state_dict(weights[0])
@@ -92,7 +92,6 @@ def _train(
 
     store = SealedStore(entry.folder, keys.derived("checkpoint"), job=entry.name, receipt=written)
     resume = None if entry.resume is None else store.open(entry.resume)
-    card = Card.of(entry.text.model["name"], data)
     begin = time.monotonic()
     with Runtime(entry.job.scheme, fleet, seed=recipe.seed, leakage_budget=entry.text.leakage_budget) as runtime:
         with protected(model, runtime) as layers:
@@ -125,7 +124,7 @@ def _infer(
     card = Card.from_words(weights[1].get("card"), Path(WEIGHTS))
     if card.normalisation is None or card.shape != data.shape:
         raise DataError(f"examples of shape {data.shape}; the weights are of a model for {card.shape}.")
-    model = build_model(card.model, shape=card.shape, classes=card.classes, seed=0)
+    model = card.network(seed=0)
     check_tensors(model, weights[0], Path(WEIGHTS))
     model.load_state_dict(weights[0])
     rows: list[dict[str, Any]] = []
@@ -156,8 +155,10 @@ def _chosen(part: str, data: Dataset, card: Card) -> Examples:
     )
 
 
-def _model(entry: Entry, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    return build_model(entry.text.model["name"], shape=shape, classes=classes, seed=seed)
+def _card(entry: Entry, data: Dataset) -> Card:
+    """By name, or as the client described it."""
+    named = entry.text.model
+    return Card.of(named["name"], data) if "name" in named else Card.of("described", data, dict(named))
 
 
 def _weights(entry: Entry, keys: JobKeys) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
