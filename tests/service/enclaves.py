@@ -106,12 +106,17 @@ CRASHING = Path(__file__).with_name("crashing.py")
 
 
 def launch_enclave(
-    folder: Path, *flags: str, port: int = 0, crash: int | str | None = None, environment: dict | None = None
+    folder: Path,
+    *flags: str,
+    port: int = 0,
+    state: str = "state",
+    crash: int | str | None = None,
+    environment: dict | None = None,
 ) -> Enclave:
     """crash: the operation on the disk before which it is killed; see service.crashing."""
-    program = ["-m", "darknight.cli"] if crash is None else [str(CRASHING), str(crash), str(folder / "state")]
+    program = ["-m", "darknight.cli"] if crash is None else [str(CRASHING), str(crash), str(folder / state)]
     command = [sys.executable, *program, "enclave", "--fleet", str(folder / "fleet.toml")]
-    command += ["--listen", f"127.0.0.1:{port}", "--state", str(folder / "state"), "--json", *flags]
+    command += ["--listen", f"127.0.0.1:{port}", "--state", str(folder / state), "--json", *flags]
     command += ["--insecure-simulated-platform", str(folder / "platform"), "--log-level", "info"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
     with (folder / "enclave.log").open("ab") as log:

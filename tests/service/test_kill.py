@@ -74,9 +74,9 @@ class Client:
         return self._result[0]
 
 
-def finish(work, port, client):
+def finish(work, port, client, state="state"):
     """Another enclave on the same port and the same disk, until the client has its result."""
-    enclave = launch_enclave(work, port=port)
+    enclave = launch_enclave(work, port=port, state=state)
     with ending(enclave.process):
         return client.result()
 
@@ -114,7 +114,8 @@ def test_kills_at_every_boundary_of_a_write(work, expected, full, tally, tmp_pat
     """Just before each operation on the disk, from the first byte of the submission to the last of the result."""
     counter = tmp_path / "count"
     port = free_port()
-    enclave = launch_enclave(work, port=port, crash="count", environment={"CRASHING_COUNT": str(counter)})
+    environment = {"CRASHING_COUNT": str(counter)}
+    enclave = launch_enclave(work, port=port, state="counted-state", crash="count", environment=environment)
     with ending(enclave.process):
         first = counter.stat().st_size  # its own start
         assert_same(Client(work, "counted", port).result(), expected)
@@ -122,8 +123,8 @@ def test_kills_at_every_boundary_of_a_write(work, expected, full, tally, tmp_pat
     boundaries = range(first, total) if full else range(first + 4, total, (total - first) // 4)
     crashes = 0
     for boundary in boundaries:
-        port = free_port()
-        enclave = launch_enclave(work, port=port, crash=boundary)
+        port, state = free_port(), f"state-{boundary}"
+        enclave = launch_enclave(work, port=port, state=state, crash=boundary)
         with ending(enclave.process):
             client = Client(work, f"boundary-{boundary}", port)
             while not client.done and enclave.process.poll() is None:
@@ -131,6 +132,6 @@ def test_kills_at_every_boundary_of_a_write(work, expected, full, tally, tmp_pat
             if not client.done or enclave.process.poll() is not None:
                 assert enclave.process.wait() == -9
                 crashes += 1
-        assert_same(finish(work, port, client), expected)
+        assert_same(finish(work, port, client, state), expected)
     assert crashes >= len(boundaries) - 2  # the last ones may be after the client has left
     tally("enclave, killed before a write", {"kills": crashes, "boundaries": total - first, "wrong weights": 0})
