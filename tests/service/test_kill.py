@@ -63,6 +63,10 @@ class Client:
         except Exception as error:
             self._result.append(error)
 
+    def wait_for_training(self):
+        while not self.done and not any(event["kind"] == "started" for event in self.watcher.events):
+            time.sleep(0.01)
+
     @property
     def done(self):
         return not self._thread.is_alive()
@@ -82,17 +86,21 @@ def finish(work, port, client, state="state"):
 
 
 @pytest.fixture(scope="module")
-def duration(work, expected):
-    """Of a job that nobody disturbs, which gives the weights of the plain training."""
+def durations(work, expected):
+    """Seconds until a job that nobody disturbs begins to train, and of the training. Its weights are the plain ones."""
     port = free_port()
     enclave = launch_enclave(work, port=port)
     with ending(enclave.process):
         begin = time.monotonic()
-        assert_same(Client(work, "undisturbed", port).result(), expected)
-        return time.monotonic() - begin
+        client = Client(work, "undisturbed", port)
+        client.wait_for_training()
+        started = time.monotonic()
+        assert_same(client.result(), expected)
+        return started - begin, time.monotonic() - started
 
 
-def test_kills_at_random_moments(work, expected, duration, full, tally):
+def test_kills_at_random_moments(work, expected, durations, full, tally):
+    """Every other one while it trains, the others before."""
     count = 20 if full else 2
     moments = random.Random(11)
     resumed = 0
@@ -101,7 +109,9 @@ def test_kills_at_random_moments(work, expected, duration, full, tally):
         enclave = launch_enclave(work, port=port)
         with ending(enclave.process):
             client = Client(work, f"random-{number}", port)
-            time.sleep((number + moments.random()) / count * duration)  # early and late ones alike
+            if number % 2:
+                client.wait_for_training()
+            time.sleep(moments.random() * durations[number % 2])
             enclave.process.kill()
             enclave.process.wait()
         assert_same(finish(work, port, client), expected)
