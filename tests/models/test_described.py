@@ -8,6 +8,7 @@ import math
 import random
 import re
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +103,12 @@ SAMPLES = {
 
 def test_every_type_has_a_sample():
     assert SAMPLES.keys() == LAYERS.keys()
+
+
+def test_the_howto_names_every_type():
+    page = Path(__file__).resolve().parents[2] / "docs" / "howto" / "train-on-your-data.md"
+    named = set(re.findall(r"\w+", page.read_text()))
+    assert {kind if kind in named else re.sub("[123]d$", "", kind) for kind in LAYERS} <= named
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -302,6 +309,17 @@ def test_a_network_that_takes_examples_for_features_is_refused(monkeypatch):
         build(mistaken, shape=(9,))
     monkeypatch.setattr(described, "_TRIALS", ((2, True),))
     build(mistaken, shape=(9,))
+
+
+def test_the_meta_device_alone_would_let_too_much_pass(monkeypatch):
+    """Without our look at its input, a layer is accepted that torch then refuses to compute."""
+    wrong = [layer("ConvTranspose1d", in_channels=1, out_channels=1, kernel_size=1), *head(12)]
+    with pytest.raises(UsageError, match="3 channels; its in_channels is 1"):
+        build(wrong, shape=LINE)
+    monkeypatch.setattr(described._Node, "check_input", lambda node, shape: None)
+    model = build(wrong, shape=LINE)
+    with pytest.raises(RuntimeError, match="channels"):
+        model(images(2, LINE))
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
