@@ -8,9 +8,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from darknight.errors import TrustError
+from darknight.trust.certificates import key_hash
 from darknight.trust.evidence import Evidence
 from darknight.trust.policy import Policy
-from darknight.trust.snp_chain import AMD_ROOTS, key_hash
+from darknight.trust.snp_chain import AMD_ROOTS
 from darknight.trust.verify import attested, judge
 from trust.foundry import AMD, CHIP, NOW, TCB, Foundry, at, der, leaf_key, rsa_key, usage
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import dcap_qvl
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from darknight.errors import TrustError
+from darknight.trust.certificates import MALFORMED
 from darknight.trust.evidence import Evidence
 from darknight.trust.findings import Finding, Judged, fails, holds
 from darknight.trust.quote import SGX, Facts
@@ -78,15 +78,6 @@ def read_collateral(content: bytes) -> dcap_qvl.QuoteCollateralV3:
             "the collateral cannot be read: it is not the JSON object of Intel's collateral. Fetch it again.",
             check="format",
         ) from None
-
-
-def read_root(content: bytes) -> bytes:
-    """A root certificate, PEM or DER, as DER. Raises TrustError (check "format") on anything else."""
-    try:
-        load = x509.load_pem_x509_certificate if content.startswith(b"-----") else x509.load_der_x509_certificate
-        return load(content).public_bytes(Encoding.DER)
-    except ValueError:
-        raise TrustError("the root certificate cannot be read: it is neither PEM nor DER.", check="format") from None
 
 
 def _verified(
@@ -175,8 +166,9 @@ def _hint(raw: bytes, simulated_root: bytes | None) -> str:
     """Somebody who tries the software platform forgets its root more often than anything else."""
     try:
         chain = x509.load_pem_x509_certificates(dcap_qvl.parse_quote(raw).cert_chain_pem_bytes() or b"")
-    except ValueError:
+        names = " ".join(each.subject.rfc4514_string() for each in chain)
+    except MALFORMED:
         return ""
-    if simulated_root is None and any(_SIMULATED in each.subject.rfc4514_string() for each in chain):
+    if simulated_root is None and _SIMULATED in names:
         return " It is SIMULATED: a software platform made it, and its root is trusted by an insecure_ setting alone."
     return ""

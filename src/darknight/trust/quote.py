@@ -27,7 +27,8 @@ SNP_SIGNED_BYTES = 0x2A0
 
 _V5_DESCRIPTION_BYTES = 6
 _ECDSA_P256 = 2
-_SIGNATURE_BYTES = 64 + 64 + 384 + 64  # signature and key, and the report and signature that vouch for the key
+_QE_REPORT_TYPE = 6
+_SIGNATURE_AND_KEY_BYTES, _QE_REPORT_BYTES = 64 + 64, 384 + 64  # the second, a report and its signature, vouches
 _SGX_TYPE, _TDX_TYPE = 0x00, 0x81
 _SGX_BODY_BYTES, _TD10_BODY_BYTES, _TD15_BODY_BYTES = 384, 584, 648
 _V5_BODIES = {2: _TD10_BODY_BYTES, 3: _TD15_BODY_BYTES}  # by the type that version 5 writes before its body
@@ -83,30 +84,40 @@ def _intel(raw: bytes, version: int, tee_type: int) -> Facts:
     start, size = HEADER_BYTES, _SGX_BODY_BYTES if version == 3 else _TD10_BODY_BYTES
     if version == 5:
         start += _V5_DESCRIPTION_BYTES
-        if len(raw) < start:
-            refuse(f"it is cut off after {len(raw)} bytes.")
-        kind, stated = struct.unpack_from("<HI", raw, HEADER_BYTES)
+        kind, stated = _number(raw, HEADER_BYTES, 2), _number(raw, HEADER_BYTES + 2, 4)
         size = _V5_BODIES.get(kind, -1)
         if stated != size:
             refuse(f"its body is of type {kind} and has {stated} bytes; known are type 2 of 584 and type 3 of 648.")
-    end = _end(raw, start + size)
+    end = _end(raw, start + size, nested=version > 3)
     read = _sgx_facts if version == 3 else _tdx_facts
     return read(raw[start : start + size], version, range(start, start + size), end)
 
 
-def _end(raw: bytes, body_end: int) -> int:
-    """Where the quote ends by its own word; only zeros may follow."""
-    if len(raw) < body_end + 4:
-        refuse(f"it is cut off after {len(raw)} bytes.")
-    size = int(struct.unpack_from("<I", raw, body_end)[0])
-    end = body_end + 4 + size
-    if size < _SIGNATURE_BYTES:
-        refuse(f"its signature has {size} bytes, which are too few.")
+def _end(raw: bytes, body_end: int, *, nested: bool) -> int:
+    """Where the quote ends by its own word, which its parts must confirm; only zeros may follow."""
+    end = body_end + 4 + _number(raw, body_end, 4)
     if len(raw) < end:
         refuse(f"it is cut off after {len(raw)} of {end} bytes.")
     if any(raw[end:]):
         refuse(f"something follows behind its {end} bytes. Give the quote alone.")
+    at = body_end + 4 + _SIGNATURE_AND_KEY_BYTES
+    if nested:  # from version 4 on, what vouches for the key is wrapped once more
+        if _number(raw, at, 2) != _QE_REPORT_TYPE:
+            refuse("nothing in it vouches for its key.")
+        if at + 6 + _number(raw, at + 2, 4) != end:
+            refuse("its parts do not add up to its length.")
+        at += 6
+    at += _QE_REPORT_BYTES
+    at += 2 + _number(raw, at, 2)
+    if at + 6 + _number(raw, at + 2, 4) != end:
+        refuse("its parts do not add up to its length.")
     return end
+
+
+def _number(raw: bytes, at: int, size: int) -> int:
+    if len(raw) < at + size:
+        refuse(f"it is cut off after {len(raw)} bytes.")
+    return int.from_bytes(raw[at : at + size], "little")
 
 
 def _sgx_facts(body: bytes, version: int, where: range, size: int) -> Facts:

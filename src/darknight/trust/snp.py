@@ -15,11 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from darknight.errors import TrustError
+from darknight.trust.certificates import Bag, read_bag
 from darknight.trust.evidence import Evidence
 from darknight.trust.findings import Finding, Judged, fails, holds
 from darknight.trust.policy import Policy
 from darknight.trust.quote import SNP_SIGNED_BYTES, Facts
-from darknight.trust.snp_chain import TURIN, Bag, Chain, check_revocation, find_chain, read_bag
+from darknight.trust.snp_chain import TURIN, Chain, check_revocation, find_chain
 
 _VCEK, _VLEK = 0, 1
 _COMPONENT_BYTES = 72

@@ -5,23 +5,18 @@ Keys are used from the pinned root downwards, so nothing is ever verified with a
 
 from __future__ import annotations
 
-import hashlib
-import re
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import NameOID
 
 from darknight.errors import TrustError
-from darknight.trust.evidence import MAX_CERTIFICATES
+from darknight.trust.certificates import MALFORMED, Bag, extensions_of, key_hash
 
 # SHA-256 of the root's public key (SubjectPublicKeyInfo, DER) -> the product whose chips it vouches for.
 AMD_ROOTS: Mapping[str, str] = MappingProxyType(
@@ -33,8 +28,6 @@ AMD_ROOTS: Mapping[str, str] = MappingProxyType(
 )
 TURIN = "Turin"
 
-_PEM = re.compile(rb"-----BEGIN (CERTIFICATE|X509 CRL)-----[A-Za-z0-9+/=\s]+-----END \1-----")
-_BEGIN = b"-----BEGIN "
 _UNDERSTOOD = (x509.BasicConstraints, x509.KeyUsage)  # of what may be critical
 _AMD = "1.3.6.1.4.1.3704.1"
 # The eight bytes of a TCB version: bootloader, TEE, four that are reserved, SNP, microcode. Turin begins with its FMC.
@@ -43,14 +36,6 @@ _TURIN_TCB = ("3.9", "3.1", "3.2", "3.3", "3.5", "3.6", "3.7", "3.8")
 _RESERVED = {"3.4", "3.5", "3.6", "3.7"}
 _HARDWARE_ID, _PROVIDER_ID = "4", "5"
 _HARDWARE_ID_BYTES, _TURIN_ID_BYTES = 64, 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bag:
-    """Certificates and revocation lists, each once, in the order in which they came."""
-
-    certificates: tuple[x509.Certificate, ...]
-    lists: tuple[x509.CertificateRevocationList, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,94 +54,63 @@ class Chain:
     root: x509.Certificate
 
 
-def read_bag(contents: Iterable[bytes]) -> Bag:
-    """Each content is PEM, with any number of certificates or lists, or one of them as DER.
-
-    Raises TrustError (check "format") on anything else.
-    """
-    certificates: dict[bytes, x509.Certificate] = {}
-    lists: dict[bytes, x509.CertificateRevocationList] = {}
-    for block in [block for content in contents for block in _blocks(content)]:
-        found = _parsed(block)
-        if isinstance(found, x509.Certificate):
-            certificates[found.public_bytes(Encoding.DER)] = found
-        else:
-            lists[found.public_bytes(Encoding.DER)] = found
-        if len(certificates) + len(lists) > MAX_CERTIFICATES:
-            raise _unreadable(f"there are more than {MAX_CERTIFICATES} of them")
-    return Bag(certificates=tuple(certificates.values()), lists=tuple(lists.values()))
-
-
 def find_chain(bag: Bag, *, vlek: bool, now: int, simulated_root: bytes | None) -> Chain:
     """The chain of the one leaf of this kind, from a pinned root. Raises TrustError where there is none."""
-    leaf = _leaf(bag, vlek=vlek)
-    root, product = _root(bag, simulated_root)
-    intermediate = _issued(bag.certificates, root, leaf)
-    for certificate, name in ((root, "root"), (intermediate, "intermediate certificate"), (leaf, "leaf certificate")):
-        _in_time(certificate, name, now)
-    key = leaf.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise _broken("the leaf's key is not one of ECDSA on P-384.")
-    values, turin = _amd_values(leaf), product == TURIN
-    size = _TURIN_ID_BYTES if turin else _HARDWARE_ID_BYTES
-    return Chain(
-        kind="VLEK" if vlek else "VCEK",
-        product=product,
-        key=key,
-        hardware_id=None if vlek else _octets(values.get(_HARDWARE_ID), size),
-        tcb=bytes(_part(values, number) for number in (_TURIN_TCB if turin else _TCB)),
-        intermediate=intermediate,
-        root=root,
-    )
+    with _malformed("chain"):
+        leaf = _leaf(bag, vlek=vlek)
+        root, product = _root(bag, simulated_root)
+        intermediate = _issued(bag.certificates, root, leaf)
+        for certificate, name in ((root, "root"), (intermediate, "intermediate"), (leaf, "leaf")):
+            _in_time(certificate, f"{name} certificate", now)
+        key = leaf.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+            raise _broken("the leaf's key is not one of ECDSA on P-384.")
+        values, turin = _amd_values(leaf), product == TURIN
+        size = _TURIN_ID_BYTES if turin else _HARDWARE_ID_BYTES
+        return Chain(
+            kind="VLEK" if vlek else "VCEK",
+            product=product,
+            key=key,
+            hardware_id=None if vlek else _octets(values.get(_HARDWARE_ID), size),
+            tcb=bytes(_part(values, number) for number in (_TURIN_TCB if turin else _TCB)),
+            intermediate=intermediate,
+            root=root,
+        )
 
 
 def check_revocation(bag: Bag, chain: Chain, *, now: int) -> None:
     """Raises TrustError (check "revocation") unless a current list of the chain's root says nothing against it."""
-    lists = [each for each in bag.lists if each.issuer == chain.root.subject]
-    if not lists:
-        raise _revocation("no list that was given is by the root of this chain")
-    for each in lists:
-        try:
-            signed = each.is_signature_valid(chain.root.public_key())  # type: ignore[arg-type]
-            extensions = [*each.extensions, *(extension for entry in each for extension in entry.extensions)]
-        except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature):
-            raise _revocation("a list is malformed") from None
-        if not signed:
-            raise _revocation("a list in the name of the root is not signed by it")
-        if any(extension.critical for extension in extensions):
-            raise _revocation("a list has a critical extension that is unknown here")
-        end = each.next_update_utc
-        if end is None or not each.last_update_utc <= _time(now) <= end:
-            raise _revocation("a list is not of this time. Fetch a new one")
-        for certificate in (chain.root, chain.intermediate):
-            if each.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
-                raise _revocation("a certificate of the chain is revoked")
+    with _malformed("revocation"):
+        lists = [each for each in bag.lists if each.issuer == chain.root.subject]
+        if not lists:
+            raise _revoked("no list that was given is by the root of this chain")
+        for each in lists:
+            _check_list(each, chain, now)
 
 
-def _blocks(content: bytes) -> list[bytes]:
-    if _BEGIN not in content:
-        return [content]
-    found = [match.group(0) for match in _PEM.finditer(content)]
-    if len(found) != content.count(_BEGIN):
-        raise _unreadable("a PEM file holds something else, or is damaged")
-    return found
+def _check_list(each: x509.CertificateRevocationList, chain: Chain, now: int) -> None:
+    key = chain.root.public_key()
+    if not isinstance(key, rsa.RSAPublicKey) or not each.is_signature_valid(key):
+        raise _revoked("a list in the name of the root is not signed by it")
+    if any(extension.critical for part in (each, *each) for extension in part.extensions):
+        raise _revoked("a list has a critical extension that is unknown here")
+    end = each.next_update_utc
+    if end is None or not each.last_update_utc <= _time(now) <= end:
+        raise _revoked("a list is not of this time. Fetch a new one")
+    for certificate in (chain.root, chain.intermediate):
+        if each.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
+            raise _revoked("a certificate of the chain is revoked")
 
 
-def _parsed(block: bytes) -> x509.Certificate | x509.CertificateRevocationList:
-    loaders = (
-        (x509.load_pem_x509_certificate, x509.load_pem_x509_crl)
-        if block.startswith(_BEGIN)
-        else (x509.load_der_x509_certificate, x509.load_der_x509_crl)
-    )
-    for load in loaders:
-        try:
-            with warnings.catch_warnings():
-                # Every VCEK has the serial number 0, which the library dislikes.
-                warnings.simplefilter("ignore", CryptographyDeprecationWarning)
-                return load(block)
-        except (ValueError, UnsupportedAlgorithm):
-            continue
-    raise _unreadable("it is neither, in PEM or DER")
+@contextmanager
+def _malformed(check: str) -> Iterator[None]:
+    """What the library meets in a stranger's bytes is a reason to refuse them, not to stop."""
+    try:
+        yield
+    except TrustError:
+        raise
+    except MALFORMED:
+        raise TrustError("a certificate or revocation list is malformed.", check=check) from None
 
 
 def _leaf(bag: Bag, *, vlek: bool) -> x509.Certificate:
@@ -203,7 +157,7 @@ def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
         if not isinstance(issuer.public_key(), rsa.RSAPublicKey):
             return False
         certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except MALFORMED:
         return False
     return True
 
@@ -221,7 +175,7 @@ def _is_leaf(certificate: x509.Certificate) -> bool:
 
 
 def _powers(certificate: x509.Certificate) -> tuple[x509.BasicConstraints | None, x509.KeyUsage | None]:
-    values = [each.value for each in _extensions(certificate)]
+    values = [each.value for each in extensions_of(certificate)]
     constraints = [value for value in values if isinstance(value, x509.BasicConstraints)]
     usages = [value for value in values if isinstance(value, x509.KeyUsage)]
     return (constraints[0] if constraints else None, usages[0] if usages else None)
@@ -229,16 +183,8 @@ def _powers(certificate: x509.Certificate) -> tuple[x509.BasicConstraints | None
 
 def _is_understood(certificate: x509.Certificate) -> bool:
     """Whether there is no critical extension that is unknown here."""
-    found = _extensions(certificate)
+    found = extensions_of(certificate)
     return bool(found) and all(isinstance(each.value, _UNDERSTOOD) for each in found if each.critical)
-
-
-def _extensions(certificate: x509.Certificate) -> list[x509.Extension[x509.ExtensionType]]:
-    """None of them where one is malformed, or there twice."""
-    try:
-        return list(certificate.extensions)
-    except (ValueError, x509.DuplicateExtension):
-        return []
 
 
 def _in_time(certificate: x509.Certificate, name: str, now: int) -> None:
@@ -251,20 +197,11 @@ def _time(now: int) -> datetime:
     return datetime.fromtimestamp(now, UTC)
 
 
-def key_hash(certificate: x509.Certificate) -> str:
-    """SHA-256 of the public key (SubjectPublicKeyInfo, DER); empty if there is none that we can read."""
-    try:
-        key = certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm):
-        return ""
-    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-
-
 def _amd_values(certificate: x509.Certificate) -> dict[str, bytes]:
     """AMD's own extensions by the end of their number."""
     return {
         each.oid.dotted_string.removeprefix(f"{_AMD}."): each.value.value
-        for each in _extensions(certificate)
+        for each in extensions_of(certificate)
         if each.oid.dotted_string.startswith(f"{_AMD}.") and isinstance(each.value, x509.UnrecognizedExtension)
     }
 
@@ -292,9 +229,5 @@ def _broken(words: str) -> TrustError:
     return TrustError(words, check="chain")
 
 
-def _revocation(words: str) -> TrustError:
+def _revoked(words: str) -> TrustError:
     return TrustError(f"{words}.", check="revocation")
-
-
-def _unreadable(words: str) -> TrustError:
-    return TrustError(f"the certificates or revocation lists cannot be read: {words}.", check="format")

@@ -20,9 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from darknight.errors import TrustError, UsageError
+from darknight.trust.certificates import read_root
 from darknight.trust.evidence import Evidence
 from darknight.trust.findings import Finding, fails, holds
-from darknight.trust.intel import judge_intel, read_root
+from darknight.trust.intel import judge_intel
 from darknight.trust.policy import Policy
 from darknight.trust.quote import REPORT_DATA_BYTES, SNP, TDX, Facts
 from darknight.trust.snp import judge_snp
