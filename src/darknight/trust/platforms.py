@@ -155,10 +155,9 @@ def _check_size(report_data: bytes) -> None:
 def _handed_out(path: Path) -> tuple[bytes, ...]:
     """The certificates that the host hands out with an SNP report; many hosts have none."""
     try:
-        table = path.read_bytes() if path.exists() else b""
+        return certificate_table(_content(path, MAX_CERTIFICATES * MAX_CERTIFICATE_BYTES))
     except OSError:
         return ()
-    return certificate_table(table)
 
 
 def _optional(path: Path | None) -> bytes | None:
@@ -167,12 +166,17 @@ def _optional(path: Path | None) -> bytes | None:
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        with path.open("rb", buffering=0) as file:
-            content = bytearray()
-            while part := file.read(limit + 1 - len(content)):
-                content += part
+        return _content(path, limit)
     except OSError as error:
         raise _unavailable(path, error) from None
+
+
+def _content(path: Path, limit: int) -> bytes:
+    """Part by part, as the kernel gives it."""
+    content = bytearray()
+    with path.open("rb", buffering=0) as file:
+        while part := file.read(limit + 1 - len(content)):
+            content += part
     if len(content) > limit:
         raise _refused(f"{path} has more than {limit:,} bytes.")
     return bytes(content)

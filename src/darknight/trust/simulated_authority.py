@@ -16,6 +16,7 @@ from cryptography.x509.oid import NameOID
 from dcap_qvl import QuoteCollateralV3
 
 from darknight.errors import UsageError
+from darknight.trust.fresh import fresh_nonce
 from darknight.trust.simulated_quotes import raw_signature, sgx_extension
 from darknight.types import Secret
 
@@ -175,8 +176,7 @@ def _make_root(folder: Path) -> None:
 
 def _write(path: Path, content: bytes, mode: int) -> Path:
     """A complete file beside `path`, to be moved there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.name}.{fresh_nonce().hex()[:16]}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, mode)  # whatever the umask is
