@@ -1,6 +1,7 @@
 """Where evidence comes from, over simulated files of a kernel and of Gramine."""
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,13 @@ def test_an_enclave_under_gramine(gramine, forger, tmp_path):
 def test_a_gramine_that_does_something_else(gramine, quote, complaint):
     with pytest.raises(TrustError, match=complaint):
         Gramine(gramine(quote)).evidence(DATA)
+
+
+def test_threads_do_not_get_each_others_quotes(gramine, forger):
+    provider = Gramine(gramine(lambda data: forger.quote(body=body_of("sgx", report_data=data))))
+    asked = [bytes([number]) * 64 for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        assert [each.facts.report_data for each in threads.map(provider.evidence, asked)] == asked
 
 
 def test_no_gramine_at_all(tmp_path):

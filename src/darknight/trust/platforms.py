@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from darknight.errors import TrustError, UsageError
@@ -51,11 +52,13 @@ class Gramine:
     def __init__(self, root: Path = GRAMINE, *, collateral: Path | None = None) -> None:
         self._root = root
         self._collateral = collateral
+        self._alone = Lock()  # there is one user_report_data for all threads
 
     def evidence(self, report_data: bytes) -> Evidence:
         _check_size(report_data)
-        _write(self._root / "user_report_data", report_data)
-        quote = _read(self._root / "quote", MAX_QUOTE_BYTES)
+        with self._alone:
+            _write(self._root / "user_report_data", report_data)
+            quote = _read(self._root / "quote", MAX_QUOTE_BYTES)
         return _carrying(report_data, Evidence.of(quote, collateral=_optional(self._collateral)), self.name)
 
 
@@ -128,12 +131,18 @@ def certificate_table(table: bytes) -> tuple[bytes, ...]:
     return ()
 
 
-def find_provider(*, gramine: Path = GRAMINE, configfs_tsm: Path = CONFIGFS_TSM) -> Provider:
+def find_provider(
+    *,
+    gramine: Path = GRAMINE,
+    configfs_tsm: Path = CONFIGFS_TSM,
+    collateral: Path | None = None,
+    certificates: tuple[Path, ...] = (),
+) -> Provider:
     """What this machine has. Raises UsageError if it has nothing."""
     if (gramine / "quote").exists():
-        return Gramine(gramine)
+        return Gramine(gramine, collateral=collateral)
     if configfs_tsm.is_dir():
-        return ConfigfsTsm(configfs_tsm)
+        return ConfigfsTsm(configfs_tsm, collateral=collateral, certificates=certificates)
     raise UsageError(
         f"no TEE here: neither {gramine} (Gramine on SGX) nor {configfs_tsm} (TDX or SEV-SNP, Linux 6.7 or newer) is "
         "there. Run inside one, or use simulated evidence, which protects nothing."
