@@ -140,7 +140,7 @@ class SealedRecords(Secret):
     """
 
     def __init__(self, folder: Path, key: DataKey, *, manifest: bytes | None) -> None:
-        self._folder = folder
+        self._folder, self._path = folder, folder / RECORDS
         raw = _whole(folder / MANIFEST, most=_LARGEST_MANIFEST)
         self.manifest = _parsed(bytes(raw), folder / MANIFEST)
         if manifest is not None and manifest != self.manifest.digest:
@@ -179,14 +179,15 @@ class SealedRecords(Secret):
         out = np.empty((len(numbers), self.record_bytes), dtype=np.uint8)
         stride = self.record_bytes + TAG_BYTES
         together = max(1, _BUFFER // stride)
-        buffer = memoryview(bytearray(min(together, max(1, len(numbers))) * stride))
+        buffer = np.empty(min(together, len(numbers)) * stride, dtype=np.uint8).data
+        indices = numbers.tolist()
         with self._records() as file:
             for first, last in _runs(numbers, together):
                 sealed = buffer[: (last - first) * stride]
-                _fill(file, sealed, int(numbers[first]) * stride, self._folder / RECORDS)
+                _fill(file, sealed, indices[first] * stride, self._path)
                 for at in range(first, last):
                     place = (at - first) * stride
-                    self._open(int(numbers[at]), sealed[place : place + stride], out[at])
+                    self._open(indices[at], sealed[place : place + stride], out[at])
         return out
 
     def _open(self, index: int, sealed: memoryview, out: Records) -> None:
@@ -194,16 +195,15 @@ class SealedRecords(Secret):
             self._seal.open(index, sealed, out)
         except InvalidTag as error:
             raise TrustError(
-                f"{self._folder / RECORDS}, record {index}: is not the one that was sealed there. It was changed, or "
+                f"{self._path}, record {index}: is not the one that was sealed there. It was changed, or "
                 "comes from another place or another set. Take another copy.",
                 check="record",
             ) from error
 
     @contextmanager
     def _records(self) -> Iterator[int]:
-        path, needed = self._folder / RECORDS, len(self) * (self.record_bytes + TAG_BYTES)
-        with _opened(path) as file:
-            _check_size(path, os.fstat(file).st_size, needed=needed)
+        with _opened(self._path) as file:
+            _check_size(self._path, os.fstat(file).st_size, needed=len(self) * (self.record_bytes + TAG_BYTES))
             yield file
 
 
