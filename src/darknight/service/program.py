@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import resource
@@ -19,7 +20,7 @@ from darknight.service.configuration import Configuration
 from darknight.service.queue import CANCELLED, FAILED, FINISHED, Entry, Queue
 from darknight.service.runner import Cancelled, run_job
 from darknight.service.sessions import Sessions
-from darknight.trust.platforms import Provider
+from darknight.trust.platforms import Gramine, Provider
 from darknight.wire.identity import ENCLAVE, Identity
 from darknight.wire.job_channel import JobServer
 
@@ -50,7 +51,7 @@ def serve(settings: EnclaveSettings, provider: Provider, *, ready: Callable[[str
     Guarantees: no core dump of this process is ever written, and no other process of the same account may read its
         memory (contract test: tests/service/test_no_plaintext.py::test_a_crash_leaves_no_core).
     """
-    no_core_dumps()
+    no_core_dumps(inside_gramine=isinstance(provider, Gramine))
     file = read_fleet_file(settings.fleet)
     configuration = settings.configuration()
     identity = Identity.create(ENCLAVE)  # of this run, for clients; workers know the one of the fleet file
@@ -90,9 +91,13 @@ def _run(queue: Queue, entry: Entry, settings: EnclaveSettings, file: FleetFile)
         log.info("job %d is finished", entry.number)
 
 
-def no_core_dumps() -> None:
-    """A core dump would hold keys and data."""
+def no_core_dumps(*, inside_gramine: bool = False) -> None:
+    """A core dump would hold keys and data.
+
+    inside_gramine: its kernel writes no core dumps and has no prctl; the host cannot read an enclave that is not in
+    debug mode, so neither can its own core dumps.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0 and not (inside_gramine and ctypes.get_errno() == errno.ENOSYS):
         raise DarKnightError("core dumps cannot be switched off here (prctl). Run the enclave on Linux.")
