@@ -10,8 +10,10 @@ from typing import Annotated
 
 from rich.console import Console
 
+from darknight.cli.enclave_identity import enclave_identity
 from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.errors import UsageError
+from darknight.fleet.file import read_fleet_file
 from darknight.service.configuration import Configuration
 from darknight.service.program import EnclaveSettings, serve
 from darknight.trust.platforms import CONFIGFS_TSM, GRAMINE, ConfigfsTsm, Gramine, Provider, find_provider
@@ -33,6 +35,10 @@ def enclave(
     collateral: Annotated[
         Path | None, option(_EVIDENCE, "Intel's collateral for this machine's quotes; read anew for each client.")
     ] = None,
+    certs: Annotated[
+        list[Path] | None,
+        option(_EVIDENCE, "For SEV-SNP: VCEK or VLEK, ASK and ARK, where the host hands out none. Repeatable."),
+    ] = None,
     insecure_simulated_platform: Annotated[
         Path | None,
         option(_EVIDENCE, "Folder of a software platform, for machines without a TEE: it protects nothing."),
@@ -47,7 +53,8 @@ def enclave(
 
     Run it inside a TEE: Gramine on SGX, or a TDX or SEV-SNP guest (docs/howto/deploy-enclave.md). Jobs are done one
     after another, on the workers of the fleet file. Keys are in memory alone: after a restart each client releases them
-    again, and its job goes on from the last sealed checkpoint.
+    again, and its job goes on from the last sealed checkpoint. When it is ready it prints the certificate with which it
+    speaks to workers, for their operators.
 
     Example, on a machine without a TEE, which protects nothing but shows everything:
 
@@ -62,7 +69,7 @@ def enclave(
     if show:
         _show(settings, simulated=insecure_simulated_platform is not None, json=json)
         return
-    provider = _provider(collateral, insecure_simulated_platform)
+    provider = _provider(collateral, tuple(certs or ()), insecure_simulated_platform)
 
     def ready(address: str, configuration: Configuration) -> None:
         words: dict[str, object] = {
@@ -70,32 +77,39 @@ def enclave(
             "evidence": provider.name,
             "configuration": hashlib.sha256(configuration.encode()).hexdigest(),
             "workers": len(configuration.workers),
+            "fingerprint": mine.fingerprint,
         }
         if isinstance(provider, SoftwarePlatform):
             words |= {"SIMULATED": True, "measurement": provider.measurement.hex()}
+        # Inside a TEE nobody else can read the file: this is how the operators of workers get it.
+        certificate = mine.certificate.decode()
         if json:
-            print(dumps(words), flush=True)
+            print(dumps({**words, "certificate": certificate}), flush=True)
         else:
             for name, value in words.items():
                 print(f"{name:<14}{value}")
+            print("for --allow-enclave of the workers:")
+            print(certificate, end="")
             print("ready", flush=True)
 
     with messages_on(console, log_level):
+        mine = enclave_identity(read_fleet_file(fleet).identity)
         serve(settings, provider, ready=ready)
 
 
-def _provider(collateral: Path | None, simulated: Path | None) -> Provider:
+def _provider(collateral: Path | None, certificates: tuple[Path, ...], simulated: Path | None) -> Provider:
     if simulated is not None:
-        if collateral is not None:
-            raise UsageError("--collateral is of real quotes; a software platform makes its own. Drop it.")
+        if collateral is not None or certificates:
+            raise UsageError(
+                "--collateral and --certs are of real evidence; a software platform makes its own. Drop them."
+            )
         print("darknight: SIMULATED evidence: this protects nothing and nobody.", file=sys.stderr)
         return SoftwarePlatform(simulated)
-    found = find_provider()
-    if collateral is None:
-        return found
-    if isinstance(found, Gramine):
-        return Gramine(GRAMINE, collateral=collateral)
-    return ConfigfsTsm(CONFIGFS_TSM, collateral=collateral)
+    if isinstance(find_provider(), ConfigfsTsm):
+        return ConfigfsTsm(CONFIGFS_TSM, collateral=collateral, certificates=certificates)
+    if certificates:
+        raise UsageError("--certs is for SEV-SNP; this is Gramine on SGX. Drop it.")
+    return Gramine(GRAMINE, collateral=collateral)
 
 
 def _show(settings: EnclaveSettings, *, simulated: bool, json: bool) -> None:
