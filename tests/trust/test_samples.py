@@ -1,6 +1,7 @@
 """Real evidence is judged as its README says, and not at all any more when a single bit of it is changed."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,13 @@ def test_the_guest_holds_and_the_one_with_debug_does_not(folder):
     assert verdict.holds
     assert any("revocation not checked" in note for note in verdict.notes)
     assert checks(verdict_on(folder, "snp debug", SNP_NOW)) == ["debug"]
+
+
+def test_oddities_of_real_certificates_raise_no_warning(folder):
+    """Every VCEK has the serial number 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verdict_on(folder, "snp", SNP_NOW).holds
 
 
 def test_a_tampered_certificate_is_refused(folder):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.utils import CryptographyDeprecationWarning
 
 from darknight.errors import TrustError
 from darknight.trust.evidence import MAX_CERTIFICATES
@@ -38,6 +38,14 @@ class Bag:
 
     certificates: tuple[x509.Certificate, ...]
     lists: tuple[x509.CertificateRevocationList, ...]
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """The library warns of oddities, such as the serial number 0 of every VCEK. Here it is a verdict or nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 def read_bag(contents: Iterable[bytes]) -> Bag:
@@ -100,10 +108,7 @@ def _parsed(block: bytes) -> x509.Certificate | x509.CertificateRevocationList:
     )
     for load in loaders:
         try:
-            with warnings.catch_warnings():
-                # Every VCEK has the serial number 0, which the library dislikes.
-                warnings.simplefilter("ignore", CryptographyDeprecationWarning)
-                return load(block)
+            return load(block)
         except MALFORMED:
             continue
     raise _unreadable("what is there is neither, in PEM or DER")

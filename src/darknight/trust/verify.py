@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from darknight.errors import TrustError, UsageError
-from darknight.trust.certificates import read_root
+from darknight.trust.certificates import read_root, without_warnings
 from darknight.trust.evidence import Evidence
 from darknight.trust.findings import Finding, fails, holds
 from darknight.trust.intel import judge_intel
@@ -112,11 +112,12 @@ def judge(evidence: Evidence, *, policy: Policy | None, now: int, report_data: b
     if report_data is not None and len(report_data) != REPORT_DATA_BYTES:
         raise UsageError(f"report data of {len(report_data)} bytes; needs {REPORT_DATA_BYTES}.")
     facts, wanted = evidence.facts, _GENUINE if policy is None else policy
-    root = None if wanted.insecure_simulated_root is None else read_root(wanted.insecure_simulated_root)
-    if facts.format == SNP:
-        judged = judge_snp(evidence, facts, policy=wanted, now=now, simulated_root=root)
-    else:
-        judged = judge_intel(evidence, facts, now=now, allow_status=wanted.allow_status, simulated_root=root)
+    with without_warnings():
+        root = None if wanted.insecure_simulated_root is None else read_root(wanted.insecure_simulated_root)
+        if facts.format == SNP:
+            judged = judge_snp(evidence, facts, policy=wanted, now=now, simulated_root=root)
+        else:
+            judged = judge_intel(evidence, facts, now=now, allow_status=wanted.allow_status, simulated_root=root)
     findings = [*judged.findings, _debug(facts), *_wanted(facts, judged.chip, wanted)]
     if report_data is not None:
         same = hmac.compare_digest(facts.report_data, report_data)
