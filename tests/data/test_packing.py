@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from darknight.data import Dataset, Tensors, pack_dataset, read_dataset, unpack_dataset
+from darknight.data import Augmentation, Dataset, Tensors, pack_dataset, read_dataset, unpack_dataset
 from darknight.errors import DataError, UsageError
 from data import makers
 
@@ -165,8 +165,11 @@ def with_words(head, **changes):
 def test_a_head_written_again_is_the_same(digits):
     head, store = digits
     assert_same(unpack_dataset(with_words(head), store), unpack_dataset(head, store))
+    augmented = unpack_dataset(with_words(head, augmentation=USUAL), store)
+    assert augmented.augmentation == Augmentation()
 
 
+USUAL = {"crop_padding": 4, "flip": True, "cutout": 0, "resized_crop": None}
 PARTS = [{"examples": 1437, "dtype": "float32"}, {"examples": 360, "dtype": "float32"}]
 
 
@@ -189,7 +192,16 @@ PARTS = [{"examples": 1437, "dtype": "float32"}, {"examples": 360, "dtype": "flo
         {"normalisation": {"mean": [0.0]}},
         {"normalisation": {"mean": [0.0], "std": [0.0]}},
         {"normalisation": None},
+        {"label_names": [*map(str, range(9)), 9]},
+        {"label_names": 10},
         {"augmentation": {"crop_padding": 4}},
+        {"augmentation": {**USUAL, "crop_padding": 1 << 20}},
+        {"augmentation": {**USUAL, "crop_padding": -1}},
+        {"augmentation": {**USUAL, "crop_padding": "4"}},
+        {"augmentation": {**USUAL, "cutout": 1 << 20}},
+        {"augmentation": {**USUAL, "flip": 1}},
+        {"augmentation": {**USUAL, "crop_padding": 0, "resized_crop": [0.5]}},
+        {"augmentation": {**USUAL, "crop_padding": 0, "resized_crop": [0.5, "many"]}},
         {"augmentation": {"rotate": 4}},
         {"parts": PARTS[:1]},
         {"parts": [*PARTS, {"examples": 0, "dtype": "float32"}]},

@@ -13,7 +13,7 @@ from darknight.data.cifar import CIFAR10, CIFAR100, has_cifar, read_cifar
 from darknight.data.dataset import Dataset, Examples
 from darknight.data.digits import read_digits
 from darknight.data.files import refusing
-from darknight.data.found import UNKNOWN, Found, Labelled
+from darknight.data.found import LARGEST_IMAGE, UNKNOWN, Found, Labelled
 from darknight.data.idx import has_mnist, read_mnist
 from darknight.data.normalise import Normalisation, ascending, measured
 from darknight.data.npz import read_npz
@@ -21,8 +21,6 @@ from darknight.data.pictures import has_pictures, read_pictures
 from darknight.data.split import size_of_test, stratified_split
 from darknight.data.table import read_table
 from darknight.errors import DataError, UsageError
-
-_LARGEST_IMAGE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +153,14 @@ def read_examples(
 def _part(part: Labelled, chosen: Tensor | None, normalisation: Normalisation) -> Examples:
     if chosen is None:
         chosen = torch.arange(len(part.source))
-    everything = len(chosen) == len(part.labels) and ascending(chosen) is chosen
+    everything = len(chosen) == len(part.labels) and ascending(chosen)
     labels = part.labels if everything else part.labels[chosen]
     return Examples(part.source, chosen, labels, normalisation)
 
 
 def _found(source: str, image_size: int | None, *, labelled: bool) -> Found:
-    if image_size is not None and not 1 <= image_size <= _LARGEST_IMAGE:
-        raise UsageError(f"image size {image_size}; needs a whole number from 1 to {_LARGEST_IMAGE}.")
+    if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
+        raise UsageError(f"image size {image_size}; needs a whole number from 1 to {LARGEST_IMAGE}.")
     name, path = _recognised(source, labelled)
     form = DATASETS[name]
     with refusing(path, f"data in the format {name!r}"):

@@ -17,6 +17,7 @@ from darknight.errors import DataError
 
 UNKNOWN = -1  # the label of an example that has none
 MOST_CLASSES = 1 << 20
+LARGEST_IMAGE = 4096  # a side, in pixels
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ def measured(source: Source, chosen: Tensor) -> Normalisation:
     The result depends on the values alone, not on threads: bytes are summed as integers, other numbers by NumPy, which
     uses one thread, with batches combined as in Chan, Golub and LeVeque (1979). A constant channel has deviation 1.
     """
-    order = ascending(chosen)
+    order = chosen if ascending(chosen) else chosen.sort().values
     as_bytes = source.read(order[:1]).dtype == torch.uint8
     batch = max(1, (_BATCH_BYTES if as_bytes else _BATCH_FLOATS) // math.prod(source.shape))
     moments = _Moments(source.shape[0])
@@ -93,9 +93,9 @@ def _pixels(source: Source, indices: Tensor) -> NDArray[Any]:
     return source.read(indices).numpy().reshape(len(indices), source.shape[0], -1)
 
 
-def ascending(numbers: Tensor) -> Tensor:
-    """The same, sorted; itself if it is: of a large set it takes as much memory as everything else together."""
-    return numbers if bool((numbers[1:] > numbers[:-1]).all()) else numbers.sort().values
+def ascending(numbers: Tensor) -> bool:
+    """Then there is nothing to sort or to copy, which takes more memory than all the rest if there are millions."""
+    return bool((numbers[1:] > numbers[:-1]).all())
 
 
 def bad_place(source: Source, indices: Tensor, examples: Tensor) -> str:

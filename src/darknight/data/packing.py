@@ -29,9 +29,9 @@ from torch import Tensor
 
 from darknight.data.augment import Augmentation
 from darknight.data.dataset import Dataset, Examples, Part
-from darknight.data.found import MOST_CLASSES
+from darknight.data.found import LARGEST_IMAGE, MOST_CLASSES
 from darknight.data.normalise import Normalisation, bad_place
-from darknight.errors import DarKnightError, DataError, UsageError
+from darknight.errors import DataError, UsageError
 
 _FORMAT = 1
 _MOST_EXAMPLES = (1 << 32) - 1
@@ -134,6 +134,8 @@ def unpack_dataset(head: bytes, records: RecordStore) -> Dataset:
             raise ValueError
         normalisation = Normalisation(**words["normalisation"])
         names, augmentation = words["label_names"], words["augmentation"]
+        if names is not None and not all(isinstance(name, str) for name in names):
+            raise ValueError
         parts, begin = [], 0
         for part in words["parts"]:
             source = _Unpacked(records, shape, part["dtype"])
@@ -152,8 +154,8 @@ def unpack_dataset(head: bytes, records: RecordStore) -> Dataset:
             normalisation,
             augmentation and _augmentation(augmentation),
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        if isinstance(error, DarKnightError):
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if isinstance(error, DataError):
             raise
         raise DataError(f"{records}: its head does not describe its records. Seal the data again.") from error
 
@@ -222,8 +224,12 @@ def _each_once(numbers: NDArray[Any], count: int) -> bool:
 
 
 def _augmentation(words: dict[str, Any]) -> Augmentation:
+    """Whoever sends a head does not decide how much memory it takes: nothing is padded beyond the largest image."""
     crop = words["resized_crop"]
-    return Augmentation(**{**words, "resized_crop": None if crop is None else tuple(crop)})
+    sizes = (words["crop_padding"], words["cutout"])
+    if not all(type(size) is int and size <= LARGEST_IMAGE for size in sizes) or type(words["flip"]) is not bool:
+        raise ValueError
+    return Augmentation(**{**words, "resized_crop": None if crop is None else (float(crop[0]), float(crop[1]))})
 
 
 def _examples(part: Part) -> Examples:
