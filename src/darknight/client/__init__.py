@@ -1,1 +1,1 @@
-"""The data holder: seals data, verifies evidence, releases keys, submits jobs. It works on any machine with Python."""
+"""The data holder: seals data, verifies evidence, releases keys, submits jobs. It needs no TEE and no accelerator."""

@@ -9,10 +9,9 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from darknight.data import Dataset, Examples
+from darknight.data import Dataset, Examples, Normalisation
 from darknight.errors import DarKnightError, DataError, TrustError, UsageError
 from darknight.fleet.fleet import Fleet
 from darknight.runtime import Runtime
@@ -129,30 +128,26 @@ def _infer(
     model.load_state_dict(weights[0])
     rows: list[dict[str, Any]] = []
     known = right = 0
-    examples = _chosen(entry.text.part, data, card)
+    parts = _chosen(entry.text.part, data, card.normalisation)
+    total = sum(map(len, parts))
     with Runtime(entry.job.scheme, fleet) as runtime, protected(model, runtime):
         reporter = _Reporter(entry, runtime)
-        for batch in predict(model, examples, top=entry.text.top):
-            rows += prediction_rows(batch, lambda number: number, card.label_names, top=entry.text.top)
-            known += int((batch.labels >= 0).sum())
-            right += int((batch.classes[:, 0] == batch.labels).sum())
-            reporter.predicted(len(rows), len(examples))
+        for part in parts:
+            before = len(rows)
+            for batch in predict(model, part, top=entry.text.top):
+                rows += prediction_rows(batch, before.__add__, card.label_names, top=entry.text.top)
+                known += int((batch.labels >= 0).sum())
+                right += int((batch.classes[:, 0] == batch.labels).sum())
+                reporter.predicted(len(rows), total)
         ledger = runtime.ledger.summary()
     summary = {"job": entry.name, "examples": len(rows), "accuracy": right / known if known else None, "ledger": ledger}
     return {PREDICTIONS: _json({"predictions": rows}), SUMMARY: _json(summary)}
 
 
-def _chosen(part: str, data: Dataset, card: Card) -> Examples:
+def _chosen(part: str, data: Dataset, normalisation: Normalisation) -> list[Examples]:
     """Normalised as the model learnt it, whatever these data would suggest."""
     parts = {"train": (data.train,), "test": (data.test,), "all": (data.train, data.test)}[part]
-    examples = [one for one in parts if isinstance(one, Examples)]
-    first = examples[0]
-    return Examples(
-        first.source,
-        torch.cat([one.chosen for one in examples]),
-        torch.cat([one.labels for one in examples]),
-        card.normalisation or first.normalisation,
-    )
+    return [dataclasses.replace(one, normalisation=normalisation) for one in parts if isinstance(one, Examples)]
 
 
 def _card(entry: Entry, data: Dataset) -> Card:
