@@ -131,3 +131,9 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, key, monkeypatch):
             store.save(checkpoint)
     assert newest(tmp_path) == before
     assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_a_name_that_leads_nowhere_is_no_checkpoint(tmp_path):
+    """The file is gone when it is opened: when a job ends while its client asks, or because the host wants it so."""
+    (tmp_path / "checkpoint-00000001-00000007.sealed").symlink_to("nowhere")
+    assert newest(tmp_path) is None

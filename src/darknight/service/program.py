@@ -56,6 +56,7 @@ def serve(settings: EnclaveSettings, provider: Provider, *, ready: Callable[[str
     configuration = settings.configuration()
     identity = Identity.create(ENCLAVE)  # of this run, for clients; workers know the one of the fleet file
     sessions = Sessions(provider, identity, configuration.encode())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts with &
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     with Queue(settings.state, workers=len(file.workers)) as queue:
         answers = Answers(queue, sessions, workers=len(file.workers))

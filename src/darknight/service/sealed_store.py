@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
@@ -29,6 +30,7 @@ from darknight.trust.release import Receipt
 BEST = "best.safetensors"
 _NAME = re.compile(r"checkpoint-(\d{8,})-(\d{8,})\.sealed")
 _KEEP = 2
+_TRIES = 10  # a name that leads nowhere is the host's doing
 
 
 class SealedStore:
@@ -78,14 +80,17 @@ class SealedStore:
 
 
 def newest(folder: Path) -> Receipt | None:
-    """What the disk claims to be the newest checkpoint. Nobody vouches for it but the client's own receipt."""
-    found = _checkpoints(folder)
-    if not found:
-        return None
-    number, step, path = found[-1]
-    with in_words(folder), path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Receipt(number=number, step=step, digest=digest)
+    """What the disk claims to be the newest checkpoint. Nobody vouches for it but the client's own receipt.
+
+    It may be asked while a job runs: a file that is gone before it is read made way for a newer one, or all is over.
+    """
+    for _ in range(_TRIES):
+        if not (found := _checkpoints(folder)):
+            break
+        number, step, path = found[-1]
+        with in_words(folder), suppress(FileNotFoundError), path.open("rb") as file:
+            return Receipt(number=number, step=step, digest=hashlib.file_digest(file, "sha256").hexdigest())
+    return None
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, int, Path]]:
