@@ -52,6 +52,12 @@ class Conversation:
             self.attested: Attested = attested(
                 evidence, policy=policy, now=int(time.time()), report_data=self.offer.report_data
             )
+            if policy.configurations and self.offer.configuration_digest not in policy.configurations:
+                raise TrustError(
+                    "the enclave is set up for something else: its configuration, and so its workers, is none of the "
+                    "policy's. Nothing was released.",
+                    check="configuration",
+                )
         except BaseException:
             self._channel.close()
             raise
