@@ -101,6 +101,7 @@ def test_there_is_a_policy_for_each_platform_and_none_is_lax(tmp_path):
         assert policy.measurements
         assert policy.insecure_simulated_root is None
         assert not policy.allow_status
+        assert len(next(iter(policy.configurations))) == 32
     assert [len(next(iter(policy.measurements))) for policy in found.values()] == [32, 48, 48]
     assert set(found["TDX"].rtmr) == {1, 2}
     assert found["SEV-SNP"].minimum_tcb
