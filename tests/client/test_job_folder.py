@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from darknight.client.job_folder import KEY, RECEIPTS, TEXT, Accepted
+from darknight.client.job_folder import KEY, RECEIPTS, RELEASED, TEXT, Accepted
 from darknight.errors import TrustError, UsageError
 from darknight.trust.release import Receipt
 from service.enclaves import opened, seal, write_data, write_job
@@ -66,6 +66,27 @@ def test_after_a_receipt_only_this_one_or_a_newer_one(home):
         with pytest.raises(TrustError) as caught:
             folder.checked_resume(claimed)
         assert caught.value.check == "rollback"
+
+
+def test_with_a_budget_keys_are_released_once_for_each_checkpoint(home):
+    """A host that kills the enclave just before every checkpoint would have steps repeated without end."""
+    job = write_job(home)
+    job.write_text(job.read_text().replace("save_every", "leakage_budget = 2.0\nsave_every"))
+    folder = opened(job)
+    for resume in (None, receipt(3), receipt(4)):
+        folder.releasing(resume)
+        for again in (None, resume):
+            with pytest.raises(TrustError) as caught:
+                folder.releasing(again)
+            assert caught.value.check == "budget"
+    (folder.path / RELEASED).unlink()
+    folder.releasing(receipt(4))
+
+
+def test_without_a_budget_keys_are_released_as_often_as_need_be(home):
+    folder = opened(write_job(home))
+    for resume in (None, None, receipt(3), receipt(3)):
+        folder.releasing(resume)
 
 
 def test_receipts_that_are_damaged_are_no_reason_to_forget_them(home):

@@ -75,7 +75,7 @@ def submit_command(
     elif "files" in found:
         print("\n".join(found["files"]))
     else:
-        print(f"job {found['job']} is {found['state']}{': ' if found['note'] else ''}{found['note']}")
+        print(_printable(f"job {found['job']} is {found['state']}{': ' if found['note'] else ''}{found['note']}"))
 
 
 def _understood(words: list[str]) -> tuple[str, Path]:
@@ -84,6 +84,11 @@ def _understood(words: list[str]) -> tuple[str, Path]:
     if len(words) == 2 and words[0] in _ACTIONS:
         return words[0], Path(words[1])
     raise UsageError(f"darknight submit {' '.join(words)}: write {_WORDS}.")
+
+
+def _printable(text: str) -> str:
+    """What an enclave says, without signs that would steer the terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 class _Screen:
@@ -136,4 +141,4 @@ class _Screen:
             self._say(f"{words['done']:,} of {words['examples']:,} examples")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(_printable(text), markup=False, soft_wrap=True)

@@ -5,9 +5,12 @@
     OUTPUT/weights.sealed   what was sent with it
     OUTPUT/receipts.json    the newest checkpoint that the enclave confirmed
     OUTPUT/accepted.json    the enclave and the configuration that the user accepted
+    OUTPUT/released.json    for a job with a budget: the checkpoint that keys were last released for
 
 Guarantees: after a receipt for a checkpoint, keys are never released for an older or another one: who rolls a disk back
-    is refused (contract test: tests/client/test_job_folder.py). Nothing is overwritten but receipts, and these whole.
+    is refused. Steps of a job with a leakage budget are done at most twice: who kills the enclave again before it has
+    reached another checkpoint gets no keys any more, as each repetition shows workers the same steps under fresh noise.
+    (Contract test: tests/client/test_job_folder.py.) Nothing is overwritten but receipts, and these whole.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from darknight.trust.release import JobKeys, Receipt
 from darknight.trust.sealing import MANIFEST
 from darknight.wire.jobs import JobText, dump
 
-KEY, TEXT, WEIGHTS, RECEIPTS, ACCEPTED = "job.key", "job.json", "weights.sealed", "receipts.json", "accepted.json"
+KEY, TEXT, WEIGHTS = "job.key", "job.json", "weights.sealed"
+RECEIPTS, ACCEPTED, RELEASED = "receipts.json", "accepted.json", "released.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,25 @@ class JobFolder:
                 check="rollback",
             )
         return claimed
+
+    def releasing(self, resume: Receipt | None) -> None:
+        """Noted before keys go. With a budget, once for a beginning and once for each checkpoint."""
+        if self.text.leakage_budget is None:
+            return
+        number = 0 if resume is None else resume.number
+        path = self.path / RELEASED
+        try:
+            last = json.loads(path.read_bytes())["number"] if path.exists() else -1
+        except (ValueError, KeyError, TypeError) as error:
+            raise TrustError(f"{path} is damaged. Put it back from a copy.", check="budget") from error
+        if number <= last:
+            raise TrustError(
+                f"keys were released for this place already (checkpoint {number}), and the enclave was stopped before "
+                "it reached another. Going on would show workers the same steps once more, which the budget does not "
+                f"count. If nobody meant it, remove {path} and submit again.",
+                check="budget",
+            )
+        write_durably(path, dump({"number": number}))
 
     # --- whom the user accepted -------------------------------------------------------------------------------------
     def accepted(self) -> Accepted | None:

@@ -61,6 +61,7 @@ def submit(folder: JobFolder, place: Place, watcher: Watcher) -> dict[str, bytes
                 waited = time.monotonic()
                 if status["state"] == WAITING or (status["state"] == FAILED and not released):
                     resume = folder.checked_resume(_receipt(status["checkpoint"]))
+                    folder.releasing(resume)
                     conversation.release(folder.text, folder.keys, resume)
                     released = True
                 last = _watched(folder, conversation, watcher)

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from darknight.errors import DarKnightError, DataError, TrustError, UsageError
 from darknight.service.events import Events
@@ -37,6 +38,7 @@ WAITING, READY, RUNNING = "waiting for keys", "queued", "running"
 FINISHED, FAILED, CANCELLED = "finished", "failed", "cancelled"
 OVER = (FINISHED, FAILED, CANCELLED)
 JOB, STATE, WEIGHTS, RESULT = "job.json", "state.json", "weights.sealed", "result.sealed"
+_LONGEST_NOTE = 1000
 _NAME = re.compile(r"(\d{8,})-([0-9a-f]{32})")
 
 
@@ -174,8 +176,7 @@ class Queue:
             if text.name != name:
                 raise DataError("its text is of another name")
             words = load((path / STATE).read_bytes()) if (path / STATE).exists() else {}
-            state = words.get("state", WAITING)
-            entry = Entry(number, path, Job.of(text, workers=self._workers), state, str(words.get("note", "")))
+            entry = Entry(number, path, Job.of(text, workers=self._workers), *_read_state(words))
         except (DarKnightError, BadFrame, OSError):
             return
         if entry.state not in OVER:
@@ -185,6 +186,14 @@ class Queue:
             entry.events.close()
             _tidy(entry)
         self._entries[name] = entry
+
+
+def _read_state(words: dict[str, Any]) -> tuple[str, str]:
+    """State and note, from a disk whose owner may have written anything there: a client will read it."""
+    state, note = words.get("state", WAITING), words.get("note", "")
+    if state not in (*OVER, WAITING, READY, RUNNING) or not isinstance(note, str):
+        raise DataError("a state that is none")
+    return state, "".join(sign if sign.isprintable() else "?" for sign in note[:_LONGEST_NOTE])
 
 
 def _tidy(entry: Entry) -> None:

@@ -38,6 +38,7 @@ from darknight.trust.durable import write_durably
 from darknight.trust.release import JobKeys, Receipt
 
 MODEL, SUMMARY, PREDICTIONS = "model.safetensors", "summary.json", "predictions.json"
+_ROW, _NUMBER = 128, 8  # bytes of a prediction's text without the name of its class, at most; and of a class's number
 _OFTEN = 0.5  # seconds between two events about steps
 
 
@@ -140,8 +141,11 @@ def _infer(
                 right += int((batch.classes[:, 0] == batch.labels).sum())
                 reporter.predicted(len(rows), total)
         ledger = runtime.ledger.summary()
+    # Padded by what is known beforehand: the size of the sealed result must not say which class it is.
     summary = {"job": entry.name, "examples": len(rows), "accuracy": right / known if known else None, "ledger": ledger}
-    return {PREDICTIONS: _json({"predictions": rows}), SUMMARY: _json(summary)}
+    longest = max((len(dumps(name)) for name in card.label_names or ()), default=_NUMBER)
+    predictions = _json({"predictions": rows}).ljust(_ROW + total * (_ROW + entry.text.top * (_ROW + longest)))
+    return {PREDICTIONS: predictions, SUMMARY: _json(summary)}
 
 
 def _chosen(part: str, data: Dataset, normalisation: Normalisation) -> list[Examples]:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from darknight.errors import DataError
 
+_PADDING = 1 << 14  # bytes: how long some numbers are when they are written out is nobody's business
+
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """Length of the words (8 bytes), the words (JSON: name -> length), the pieces."""
+    """Length of the words (8 bytes), the words (JSON: name -> length), the pieces, zeros up to a multiple of 16 KiB."""
     words = json.dumps({name: len(content) for name, content in files.items()}).encode()
-    return b"".join((len(words).to_bytes(8, "big"), words, *files.values()))
+    whole = b"".join((len(words).to_bytes(8, "big"), words, *files.values()))
+    return whole + bytes(-len(whole) % _PADDING)
 
 
 def unpacked(data: bytes, place: Path) -> dict[str, bytes]:
@@ -25,6 +28,6 @@ def unpacked(data: bytes, place: Path) -> dict[str, bytes]:
             at += length
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{place}: of another version of DarKnight. Use the one that wrote it.") from error
-    if at != len(data):
+    if len(data) != at + -at % _PADDING or any(data[at:]):
         raise DataError(f"{place}: of another version of DarKnight. Use the one that wrote it.")
     return files
