@@ -46,6 +46,7 @@ SLOWEST = (
     "coding/test_privacy_statistics.py",
     "integrity/test_freivalds.py",
     "train/test_accuracy.py",
+    "trust/test_samples.py",
     "packaging/test_wheel.py",
 )
 

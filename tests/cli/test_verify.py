@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import time
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -114,7 +113,7 @@ def test_json_has_everything(here, simulated):
         ({"debug": True}, (), 1),
         ({"days": -1}, (), 1),
         ({}, ("--now", "1"), 1),
-        ({}, ("--now", str(int(time.time()) + 60 * 86400)), 1),
+        ({}, ("--now", "4000000000"), 1),
         ({}, ("--report-data", DATA[::-1].hex()), 1),
         ({}, ("--certs", "root.pem"), 0),  # not used, which it says
     ],

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from darknight.errors import TrustError
 from darknight.trust.certificates import key_hash
 from darknight.trust.evidence import Evidence
+from darknight.trust.findings import holds
 from darknight.trust.policy import Policy
 from darknight.trust.snp_chain import AMD_ROOTS
 from darknight.trust.verify import attested, judge
@@ -292,6 +293,15 @@ def test_bit_by_bit(full):
     for bit in [*signed, *signature]:
         assert refused(replace, evidence, bit, policy), bit
     assert not refused(lambda evidence, **_: evidence, evidence, 0, policy)
+
+
+def test_a_verifier_that_does_not_verify_would_be_noticed(monkeypatch):
+    """The test above can fail: without the signature, bits that nothing else looks at could be changed."""
+    evidence, policy = Evidence.of(HONEST.report(), certificates=HONEST.chain), policy_of(highest_vmpl=3)
+    host_data = range(8 * 0xC0, 8 * 0xE0)
+    assert all(refused(replace, evidence, bit, policy) for bit in host_data)
+    monkeypatch.setattr("darknight.trust.snp._signature", lambda *_: holds("signature", "not looked at"))
+    assert not any(refused(replace, evidence, bit, policy) for bit in host_data)
 
 
 def test_the_foundry_uses_its_keys():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from darknight.errors import TrustError, UsageError
+from darknight.trust import intel
 from darknight.trust.evidence import Evidence
 from darknight.trust.policy import Policy
 from darknight.trust.quote import SGX, TDX
@@ -101,6 +102,7 @@ def test_report_data_is_compared_to_the_last_bit(forger, enclave, td, format):
         other = bytearray(DATA)
         other[bit // 8] ^= 1 << bit % 8
         assert refusal_of(evidence, policy, bytes(other)) == "report_data"
+    assert judge(evidence, policy=policy, now=NOW).holds  # whoever does not compare does not notice
 
 
 def test_no_keys_without_a_measurement(forger, enclave):
@@ -177,6 +179,26 @@ def test_roots_that_are_none(enclave):
         with pytest.raises(TrustError) as refusal:
             judge(enclave, policy=Policy(insecure_simulated_root=root), now=NOW)
         assert refusal.value.check == "format"
+
+
+def test_a_library_that_does_not_verify_would_be_noticed(forger, enclave, monkeypatch):
+    """Even one that says yes to everything, with the claims of another quote: what we read is then something else."""
+    honest = judge(enclave, policy=forger.policy(), now=NOW)
+    claims = []
+    genuine = intel._verified
+    monkeypatch.setattr(intel, "_verified", lambda *given: claims.append(genuine(*given)) or claims[0])
+    assert judge(enclave, policy=forger.policy(), now=NOW).findings == honest.findings
+    monkeypatch.setattr(intel, "_verified", lambda *_: claims[0])
+
+    def failures(at):
+        quote = bytearray(enclave.quote)
+        quote[at] ^= 1
+        changed = replace(enclave, quote=bytes(quote))
+        return [finding.check for finding in judge(changed, policy=forger.policy(), now=NOW).failures]
+
+    assert failures(30) == []  # the header's user data, which only the signature covers
+    body = enclave.facts.body.start
+    assert {*map(tuple, map(failures, (body + 64, body + 128, body + 256, body + 320)))} == {("agreement",)}
 
 
 def test_a_verdict_is_quick(forger, enclave, figure):

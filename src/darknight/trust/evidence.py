@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from darknight.errors import TrustError
 from darknight.trust.quote import FORMATS, MAX_QUOTE_BYTES, Facts, read_quote
@@ -26,9 +26,9 @@ class Evidence:
     """
 
     format: str
-    quote: bytes
-    collateral: bytes | None = None
-    certificates: tuple[bytes, ...] = ()
+    quote: bytes = field(repr=False)
+    collateral: bytes | None = field(default=None, repr=False)
+    certificates: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         _limit("quote", len(self.quote), MAX_QUOTE_BYTES)
