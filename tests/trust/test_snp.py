@@ -7,7 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from darknight.errors import TrustError
+from darknight.errors import TrustError, UsageError
 from darknight.trust.certificates import key_hash
 from darknight.trust.evidence import Evidence
 from darknight.trust.findings import holds
@@ -51,11 +51,14 @@ def test_the_chip_number_may_be_wrapped_as_newer_certificates_do():
 
 def test_it_is_attested_with_its_measurement_and_report_data():
     evidence = Evidence.of(HONEST.report(report_data=DATA), certificates=HONEST.chain)
-    policy = policy_of(measurements=frozenset({b"\x11" * 48}), chip_ids=frozenset({CHIP}), minimum_svn=4)
+    known = {"measurements": frozenset({b"\x11" * 48}), "chip_ids": frozenset({CHIP}), "minimum_svn": 4}
+    policy = policy_of(**known, minimum_tcb={"snp": 8})
     assert attested(evidence, policy=policy, now=NOW, report_data=DATA).simulated
     with pytest.raises(TrustError) as refusal:
         attested(evidence, policy=policy, now=NOW, report_data=DATA[::-1])
     assert refusal.value.check == "report_data"
+    with pytest.raises(UsageError, match="minimum_tcb"):
+        attested(evidence, policy=policy_of(**known), now=NOW, report_data=DATA)
 
 
 @pytest.mark.parametrize(
