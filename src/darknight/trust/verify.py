@@ -144,7 +144,7 @@ def attested(evidence: Evidence, *, policy: Policy, now: int, report_data: bytes
     if evidence.format == TDX and not set(policy.rtmr) >= _TD_REGISTERS:
         raise UsageError("MRTD measures a TD's firmware alone. Add to the policy what RTMR 1 and 2 must be, [rtmr].")
     if evidence.format == SNP and not policy.minimum_tcb:
-        raise UsageError("AMD does not say which firmware is too old. Say in the policy what you accept, [minimum_tcb].")
+        raise UsageError("AMD does not say which firmware is too old: the policy must, in [minimum_tcb].")
     verdict = judge(evidence, policy=policy, now=now, report_data=report_data)
     if not verdict.holds:
         words = " ".join(f"{finding.check}: {finding.words}" for finding in verdict.failures)
