@@ -36,8 +36,8 @@ lint: $(STAMP) ## ruff (rules and format) and mypy
 test: lint ## lint, then every kind of test at a reduced count, on two cores
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-all: lint ## lint, then every test at its full count, with a summary table
-	$(BIN)/pytest --full
+test-all: lint ## lint, then every test at its full count, on two cores, with a summary table
+	$(BIN)/pytest --full --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
