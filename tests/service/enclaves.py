@@ -73,11 +73,11 @@ sealed = "{sealed}"
 key = "{sealed}.key"
 
 [model]
-name = "small-cnn"
+{model}
 
 [recipe]
 epochs = {epochs}
-batch_size = 9
+batch_size = {batch_size}
 learning_rate = 0.05
 seed = 5
 
@@ -87,9 +87,20 @@ colluders = 1
 """
 
 
-def write_job(folder: Path, *, output: str = "result", every: float = 0.0, epochs: int = 2, sealed: str = "sealed"):
+def write_job(
+    folder: Path,
+    *,
+    output: str = "result",
+    every: float = 0.0,
+    epochs: int = 2,
+    sealed: str = "sealed",
+    model: str = 'name = "small-cnn"',
+    batch_size: int = 9,
+) -> Path:
     path = folder / f"{output}.toml"
-    path.write_text(JOB.format(output=output, every=every, epochs=epochs, sealed=sealed))
+    path.write_text(
+        JOB.format(output=output, every=every, epochs=epochs, sealed=sealed, model=model, batch_size=batch_size)
+    )
     return path
 
 
@@ -112,10 +123,15 @@ def launch_enclave(
     state: str = "state",
     crash: int | str | None = None,
     environment: dict | None = None,
+    within: tuple[str, ...] = (),
+    cwd: Path | None = None,
 ) -> Enclave:
-    """crash: the operation on the disk before which it is killed; see service.crashing."""
+    """crash: the operation on the disk before which it is killed; see service.crashing.
+
+    within: a command that starts the one that follows it.
+    """
     program = ["-m", "darknight.cli"] if crash is None else [str(CRASHING), str(crash), str(folder / state)]
-    command = [sys.executable, *program, "enclave", "--fleet", str(folder / "fleet.toml")]
+    command = [*within, sys.executable, *program, "enclave", "--fleet", str(folder / "fleet.toml")]
     command += ["--listen", f"127.0.0.1:{port}", "--state", str(folder / state), "--json", *flags]
     command += ["--insecure-simulated-platform", str(folder / "platform"), "--log-level", "info"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
@@ -125,7 +141,7 @@ def launch_enclave(
             stdout=subprocess.PIPE,
             stderr=log,
             env={**kept, "OMP_NUM_THREADS": "1", **(environment or {})},
-            cwd=folder,
+            cwd=cwd or folder,
             text=True,
         )
     line = process.stdout.readline()

@@ -11,7 +11,7 @@ from typing import Any
 from darknight.errors import DataError, TrustError, UsageError
 from darknight.service.events import Events
 from darknight.service.job import Job
-from darknight.service.queue import FAILED, RESULT, WAITING, WEIGHTS, Entry, Queue, in_words
+from darknight.service.queue import CANCELLED, FAILED, FINISHED, RESULT, WAITING, WEIGHTS, Entry, Queue, in_words
 from darknight.service.sealed_data import open_dataset
 from darknight.service.sealed_store import newest
 from darknight.service.sessions import Sessions
@@ -110,7 +110,9 @@ class Answers:
         }
 
     def _missing(self, entry: Entry) -> dict[str, int]:
-        """Files that the client has to send, and how much of each is here already."""
+        """Files that the client has to send, and how much of each is here already. For a job that is over, none."""
+        if entry.state in (FINISHED, CANCELLED):
+            return {}
         wanted = [entry.data / name for name in DATA_FILES]
         if entry.text.weights is not None:
             wanted.append(entry.folder / WEIGHTS)

@@ -8,18 +8,20 @@
                            result.sealed
 
 Guarantees: a process that is killed at any moment loses no job that was confirmed and no checkpoint that was written.
-    After a restart every job that is not over waits for its keys: they were in memory alone. Contract tests:
-    tests/service/test_kill.py.
+    After a restart every job that is not over waits for its keys: they were in memory alone. A disk that is full fails
+    the job that it has no room for, and nothing else. Contract tests: tests/service/test_kill.py,
+    tests/service/test_program.py.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +42,8 @@ OVER = (FINISHED, FAILED, CANCELLED)
 JOB, STATE, WEIGHTS, RESULT = "job.json", "state.json", "weights.sealed", "result.sealed"
 _LONGEST_NOTE = 1000
 _NAME = re.compile(r"(\d{8,})-([0-9a-f]{32})")
+
+log = logging.getLogger("darknight.enclave")
 
 
 @dataclass(eq=False)
@@ -78,9 +82,11 @@ class Queue:
         self._workers = workers
         self._changed = threading.Condition()
         self._entries: dict[str, Entry] = {}
-        with in_words(folder):
+        try:
             (folder / "jobs").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(f"the queue cannot be in {folder}: {error.strerror}. Choose another --state.") from error
         if not lock_alone(self._lock):
             os.close(self._lock)
             raise UsageError(f"{folder} is in use by another enclave. Choose another --state.")
@@ -103,7 +109,7 @@ class Queue:
                 return known
             number = 1 + max((entry.number for entry in self._entries.values()), default=0)
             path = self.folder / "jobs" / f"{number:08}-{text.name}"
-            path.mkdir()
+            path.mkdir(exist_ok=True)  # left by an attempt that found no room
             write_durably(path / JOB, text.encode())
             sync_folder(path.parent)
             entry = Entry(number, path, job, WAITING)
@@ -128,7 +134,7 @@ class Queue:
             if entry.events.closed:
                 entry.events = Events()
             entry.keys, entry.resume, entry.cancelled = keys, resume, False
-            self._set(entry, READY)
+            self._set_anyway(entry, READY)
             self._changed.notify_all()
 
     def cancel(self, entry: Entry) -> None:
@@ -144,13 +150,12 @@ class Queue:
             self._changed.wait_for(lambda: self._ready() is not None, timeout)
             entry = self._ready()
             if entry is not None:
-                self._set(entry, RUNNING)
+                self._set_anyway(entry, RUNNING)
             return entry
 
     def over(self, entry: Entry, state: str, note: str = "") -> None:
         with self._changed:
-            entry.keys = entry.resume = None
-            self._set(entry, state, note)
+            self._set_anyway(entry, state, note)
 
     def _ready(self) -> Entry | None:
         ready = [entry for entry in self._entries.values() if entry.state == READY]
@@ -159,19 +164,24 @@ class Queue:
     def _set(self, entry: Entry, state: str, note: str = "") -> None:
         with in_words(self.folder):
             write_durably(entry.folder / STATE, dump({"state": state, "note": note}))
-        entry.state, entry.note = state, note
-        entry.events.add("state", state=state, note=note)
-        if state in OVER:
-            entry.events.close()
-            _tidy(entry)
+        _tell(entry, state, note)
+        _tidy(entry)
+
+    def _set_anyway(self, entry: Entry, state: str, note: str = "") -> None:
+        """Also where the disk takes nothing more: the other jobs go on. After a restart this one waits for its keys."""
+        try:
+            self._set(entry, state, note)
+        except DarKnightError as error:
+            log.warning("job %d is %s, and that is not kept: %s", entry.number, state, error)
+            _tell(entry, state, note)
 
     def _load(self, path: Path, number: int, name: str) -> None:
         """A job of an earlier process. Who changed the files of one only loses that one."""
-        sweep(path)
         if not (path / JOB).exists():  # killed before it was confirmed
             shutil.rmtree(path, ignore_errors=True)
             return
         try:
+            sweep(path)
             text = JobText.decode((path / JOB).read_bytes())
             if text.name != name:
                 raise DataError("its text is of another name")
@@ -196,13 +206,22 @@ def _read_state(words: dict[str, Any]) -> tuple[str, str]:
     return state, "".join(sign if sign.isprintable() else "?" for sign in note[:_LONGEST_NOTE])
 
 
+def _tell(entry: Entry, state: str, note: str) -> None:
+    entry.state, entry.note = state, note
+    entry.events.add("state", state=state, note=note)
+    if state in OVER:
+        entry.keys = entry.resume = None
+        entry.events.close()
+
+
 def _tidy(entry: Entry) -> None:
     """A job that will never go on keeps its text and its result. One that failed may: its client can try again."""
     if entry.state in (FINISHED, CANCELLED):
         shutil.rmtree(entry.data, ignore_errors=True)
-        for path in entry.folder.iterdir():
-            if path.name not in (JOB, STATE, RESULT):
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be removed was not put there by us
+            for path in entry.folder.iterdir():
+                if path.name not in (JOB, STATE, RESULT):
+                    path.unlink(missing_ok=True)
 
 
 @contextmanager
