@@ -40,6 +40,8 @@ SLOWEST = (
     "wire/test_grpc.py",
     "fleet/test_local.py",
     "fleet/test_worker_memory.py",
+    "service/test_no_plaintext.py",
+    "service/test_program.py",
     "audit/test_shares_attacks.py",
     "audit/test_recorded_attacks.py",
     "cli/test_fleet.py",
