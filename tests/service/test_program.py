@@ -228,6 +228,18 @@ def test_a_cancelled_job_leaves_no_keys_in_memory(tmp_path):
             assert entry.keys is None
 
 
+def test_a_submission_that_finds_no_room_can_be_made_again(tmp_path):
+    furnish(tmp_path)
+    folder = opened(write_job(tmp_path))
+    with open_office(tmp_path) as office, talk(tmp_path, office.address, folder.client) as conversation:
+        trap = office.queue.folder / "jobs" / f"00000001-{folder.text.name}" / f".unfinished-{JOB}"
+        trap.mkdir(parents=True)  # in the way of the file
+        with pytest.raises(ServiceError, match="cannot write"):
+            conversation.ask("Submit", job=folder.text.encode().decode())
+        trap.rmdir()
+        assert conversation.ask("Submit", job=folder.text.encode().decode())["state"] == WAITING
+
+
 def test_an_end_that_cannot_be_kept_costs_nothing(tmp_path):
     """The disk takes the result, and not that the job is finished: after a restart it can go on from what there is."""
     furnish(tmp_path)
