@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 
 from darknight import __version__
 from darknight.cli.audit import audit
+from darknight.cli.bench import bench
 from darknight.cli.fleet import fleet
 from darknight.cli.infer import infer
 from darknight.cli.models import models
@@ -31,6 +32,7 @@ app.command("infer")(infer)
 app.command("models")(models)
 app.command("plan")(plan)
 app.command("audit")(audit)
+app.command("bench")(bench)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from darknight.models.description import Description, describe
 from darknight.models.mlp import MLP
 from darknight.models.mobilenet import MobileNetV1, MobileNetV2
-from darknight.models.registry import MODELS, Entry, Form, build_model, check_sizes
+from darknight.models.registry import MODELS, Entry, Form, build_model, canonical, check_sizes
 from darknight.models.resnet import ResNet
 from darknight.models.small import SmallCNN
 from darknight.models.vgg import VGG
@@ -33,6 +33,7 @@ __all__ = [
     "ResNet",
     "SmallCNN",
     "build_model",
+    "canonical",
     "check_sizes",
     "describe",
 ]

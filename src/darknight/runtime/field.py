@@ -25,6 +25,7 @@ from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
 from darknight.randomness import rounding_uniforms
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.phases import phase
 from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent
 from darknight.types import Pass
 
@@ -74,12 +75,16 @@ class FieldCalls:
         values = _wide(x)
 
         def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
-            quantised = quantise_nearest(values, exponent)
+            with phase("encode"):
+                quantised = quantise_nearest(values, exponent)
             y, saved = self._products.forward(layer, op, quantised, weights, keep, further=further)
-            saved.exponent, saved.checksum = exponent, _checksum(quantised) if keep else (0, 0)
-            return dequantise(y, exponent + weights.exponent, dtype), saved
+            with phase("checksum"):
+                saved.exponent, saved.checksum = exponent, _checksum(quantised) if keep else (0, 0)
+            with phase("decode"):
+                return dequantise(y, exponent + weights.exponent, dtype), saved
 
-        exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
+        with phase("scale"):
+            exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
         return self._repeated(layer, values, exponent, attempt)
 
     def backward(
@@ -92,28 +97,35 @@ class FieldCalls:
         dtypes: dict[Pass, torch.dtype],
     ) -> dict[Pass, Tensor]:
         values = _wide(delta)
-        quantised = quantise_nearest(_wide(x), saved.exponent)
-        if Pass.GRAD_WEIGHT in passes and _checksum(quantised) != saved.checksum:
+        with phase("encode"):
+            quantised = quantise_nearest(_wide(x), saved.exponent)
+        with phase("checksum"):
+            changed = Pass.GRAD_WEIGHT in passes and _checksum(quantised) != saved.checksum
+        if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
-        uniforms = rounding_uniforms(
-            delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
-        )
+        with phase("keystream"):
+            uniforms = rounding_uniforms(
+                delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
+            )
         other = {Pass.GRAD_INPUT: saved.weights.exponent, Pass.GRAD_WEIGHT: saved.exponent}
 
         def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
-            rounded = quantise_stochastic(values, exponent, uniforms)
+            with phase("encode"):
+                rounded = quantise_stochastic(values, exponent, uniforms)
             results = self._products.backward(layer, saved, quantised, rounded, passes, further=further)
-            return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
+            with phase("decode"):
+                return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
 
-        exponent = gradient_exponent(
-            self._arithmetic,
-            saved.weights.op,
-            values,
-            quantised,
-            saved.weights,
-            certain_input=self._certain,
-            certain_weight=self._certain_weight,
-        )
+        with phase("scale"):
+            exponent = gradient_exponent(
+                self._arithmetic,
+                saved.weights.op,
+                values,
+                quantised,
+                saved.weights,
+                certain_input=self._certain,
+                certain_weight=self._certain_weight,
+            )
         return self._repeated(layer, values, exponent, attempt)
 
     def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int, bool], T]) -> T:

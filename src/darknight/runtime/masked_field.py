@@ -22,6 +22,7 @@ from darknight.randomness import Randomness, Stream
 from darknight.runtime.checking import checking
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.phases import phase
 from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
 
@@ -113,8 +114,9 @@ class MaskedField:
 
     def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor, noise: Stream) -> Tensor:
         """(worker, group, *feature). Every masking has a stream of noise of its own."""
-        groups = virtual_batches(batch, self._scheme.inputs)
-        shares = field.encode(mixing, groups, self._prime, noise)
+        with phase("encode"):
+            groups = virtual_batches(batch, self._scheme.inputs)
+            shares = field.encode(mixing, groups, self._prime, noise)
         self._ledger.record(
             Masked(
                 layer=layer.label,

@@ -27,6 +27,7 @@ from darknight.runtime.checking import checking, freivalds_checks, note_unchecke
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.gathered import Gathered, Mix
 from darknight.runtime.layer import Layer
+from darknight.runtime.phases import phase
 from darknight.types import Pass
 
 WRONG = "a wrong answer"
@@ -88,9 +89,10 @@ class Trial:
 
     def _checked(self, layer: Layer, gathered: Gathered, case: Case) -> Tensor:
         kind, answers = gathered.kind, gathered.answers
-        result = case.decode(answers)
+        with phase("decode"):
+            result = case.decode(answers)
         if freivalds_checks(self._scheme, kind):
-            with checking(self._ledger, layer, kind, "freivalds"):
+            with phase("check"), checking(self._ledger, layer, kind, "freivalds"):
                 case.verify(result, answers, case.further)
         return result
 
