@@ -10,7 +10,7 @@ stay, optimizer and Python; its workers are other processes. They take turns, an
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ def measure_ceiling(
         for count in range(times + 1):
             tell(f"{model}: round {count} of {times}" if count else f"{model}: warming up")
             for layout, form in _LAYOUTS.items():
-                plain.to(memory_format=form)
+                plain.to(memory_format=form)  # type: ignore[call-overload]
                 _settled(plains[layout], unprotected[layout], counts=count > 0)
             _settled(enclave, protected, counts=count > 0)
     fastest = min(plains, key=lambda layout: plains[layout].seconds)
@@ -152,7 +152,7 @@ def _step(model: nn.Module, x: Tensor, y: Tensor, training: bool) -> Step:
                 model(x)
             return
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
         with phase("optimizer", OUTSIDE):
             optimizer.step()
 
@@ -161,13 +161,13 @@ def _step(model: nn.Module, x: Tensor, y: Tensor, training: bool) -> Step:
 
 def _split(seconds: Mapping[tuple[str, str], float]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """By phase, the longest first, and by layer and phase."""
-    phases: Counter[str] = Counter()
+    phases: dict[str, float] = defaultdict(float)
     layers: dict[str, dict[str, float]] = {}
     for (layer, name), spent in seconds.items():
         phases[name or _KEPT] += spent
         if layer:
             layers.setdefault(layer, {})[name] = spent
-    return dict(phases.most_common()), layers
+    return dict(sorted(phases.items(), key=lambda each: -each[1])), layers
 
 
 @contextmanager

@@ -31,9 +31,7 @@ def bench(
         int | None, option(_WORK, "Examples in a step.  [default: 8 for vgg16 and resnet152, else 16]")
     ] = None,
     size: Annotated[int, option(_WORK, "Pixels a side.")] = 224,
-    times: Annotated[
-        int, option(_WORK, "Rounds; the best counts. Below 5, ratios are not to be quoted.")
-    ] = LEAST_TIMES,
+    times: Annotated[int, option(_WORK, "Rounds; the best counts. Fewer than 5 say little.")] = LEAST_TIMES,
     layers: Annotated[bool, option(_OUTPUT, "Show the time of every layer too.", "--layers")] = False,
     json: Annotated[bool, option(_OUTPUT, "Print one JSON object instead of the tables.", "--json")] = False,
     log_level: Annotated[LogLevel, option(_OUTPUT, "What is logged to stderr.")] = LogLevel.WARNING,
