@@ -38,6 +38,48 @@ def combine(
     return out
 
 
+def encode(
+    values: Tensor,
+    exponent: int,
+    words: Tensor | None,
+    matrix: Sequence[Sequence[int]],
+    noise: Tensor,
+    prime: int,
+    *,
+    inputs: int,
+    outs: Sequence[Tensor | None],
+) -> Tensor:
+    """Quantises values (example, ...), and masks them in groups of `inputs` with noise (noise row, group, ...).
+
+    outs: (group, ...) for each row of the matrix (worker, input and noise row), in [0, prime); None where nobody wants
+    it. words: of the rounding; None for the nearest. Examples that are missing in the last group are zeros. Returns the
+    quantised values.
+    """
+    quantised = quantise_nearest(values, exponent) if words is None else quantise_stochastic(values, exponent, words)
+    examples, groups = len(quantised), noise.shape[1]
+    padding = quantised.new_zeros(groups * inputs - examples, *quantised.shape[1:])
+    whole = torch.cat([quantised, padding]) if len(padding) else quantised
+    sources = [*whole.reshape(groups, inputs, *whole.shape[1:]).unbind(1), *noise]
+    for row, out in zip(matrix, outs, strict=True):
+        if out is not None:
+            combine([row], sources, prime, out=out.unsqueeze(0), centred=False)
+    return quantised
+
+
+def unmask(
+    matrix: Sequence[Sequence[int]],
+    sources: Sequence[Tensor],
+    prime: int,
+    exponent: int,
+    *,
+    out: Tensor,
+    floats: Tensor,
+) -> None:
+    """Centred combinations into `out`, and times 2^-exponent into `floats`, float32."""
+    combine(matrix, sources, prime, out=out, centred=True)
+    floats.copy_(dequantise(out, exponent, torch.float32))
+
+
 def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:
     """out[row] = sum over source of matrix[row][source] * sources[source], in out's dtype.
 
@@ -56,11 +98,25 @@ def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
     return values.mul(2.0**exponent).round_().to(torch.int32)
 
 
-def quantise_stochastic(values: Tensor, exponent: int, uniforms: Tensor) -> Tensor:
-    """Down or up to an integer, up where u < the fraction of values * 2^exponent: unbiased for uniform u, as int32."""
+def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
+    """Down or up to an integer, up where u < the fraction of values * 2^exponent: unbiased for uniform u, as int32.
+
+    u is made of the lower 24 bits of a random word, as a fraction of 2^24.
+    """
     scaled = values.mul(2.0**exponent)
     lower = scaled.floor()
+    uniforms = words.bitwise_and((1 << 24) - 1).to(torch.float32).mul_(2.0**-24)
     return lower.add_(uniforms < scaled.sub_(lower)).to(torch.int32)
+
+
+def largest_magnitude(values: Tensor) -> float:
+    """max |value|; infinite or NaN if a value is."""
+    return max(float(value.abs()) for value in values.aminmax()) if values.numel() else 0.0
+
+
+def cut_words(words: Tensor, mask: int, last: int) -> Tensor:
+    """Cuts words to the bits of `mask` in place; returns the places, in order, of those that are still above `last`."""
+    return (words.bitwise_and_(mask) > last).nonzero().squeeze(1)
 
 
 def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of <malloc.h>
-_NEVER = 2**31 - 1
+# <malloc.h>: beyond how many free bytes at its end a heap shrinks; how many tensors may have a mapping of their own;
+# how many heaps there are, each of which is given back when nothing is left in it.
+_SETTINGS = {-1: 2**31 - 1, -4: 0, -8: 1}  # M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX
 
 
 @cache
@@ -20,4 +21,4 @@ def keep_memory() -> bool:
     For programs whose steps are alike, as a training's are: the process stays as large as it ever was.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
-    return mallopt is not None and bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    return mallopt is not None and all(bool(mallopt(*each)) for each in _SETTINGS.items())

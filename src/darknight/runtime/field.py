@@ -14,17 +14,12 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
 from darknight.coding import Field, Scheme
-from darknight.coding.fixed_point import (
-    dequantise,
-    exponent_for,
-    largest_magnitude,
-    quantise_nearest,
-    quantise_stochastic,
-)
+from darknight.coding.fixed_point import exponent_for, largest_magnitude, quantise_nearest
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
-from darknight.randomness import rounding_uniforms
+from darknight.randomness import rounding_words
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
 from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent
 from darknight.types import Pass
@@ -44,12 +39,12 @@ class Products(Protocol):
     """
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
-    ) -> tuple[Tensor, Saved]: ...
+        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+    ) -> tuple[Product, Saved]: ...
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
-    ) -> dict[Pass, Tensor]: ...
+        self, layer: Layer, saved: Saved, x: Operand, delta: Operand, passes: tuple[Pass, ...], *, further: bool
+    ) -> dict[Pass, Product]: ...
 
 
 class FieldCalls:
@@ -75,13 +70,12 @@ class FieldCalls:
         values = _wide(x)
 
         def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
-            with phase("encode"):
-                quantised = quantise_nearest(values, exponent)
-            y, saved = self._products.forward(layer, op, quantised, weights, keep, further=further)
+            operand = Operand(values, exponent, self._arithmetic.bits)
+            y, saved = self._products.forward(layer, op, operand, weights, keep, further=further)
             with phase("checksum"):
-                saved.exponent, saved.checksum = exponent, _checksum(quantised) if keep else (0, 0)
+                saved.exponent, saved.checksum = exponent, _checksum(operand.integers) if keep else (0, 0)
             with phase("decode"):
-                return dequantise(y, exponent + weights.exponent, dtype), saved
+                return y.to(dtype), saved
 
         with phase("scale"):
             exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
@@ -97,24 +91,23 @@ class FieldCalls:
         dtypes: dict[Pass, torch.dtype],
     ) -> dict[Pass, Tensor]:
         values = _wide(delta)
+        operand = Operand(_wide(x), saved.exponent, self._arithmetic.bits)
         with phase("encode"):
-            quantised = quantise_nearest(_wide(x), saved.exponent)
+            quantised = operand.integers
         with phase("checksum"):
             changed = Pass.GRAD_WEIGHT in passes and _checksum(quantised) != saved.checksum
         if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
         with phase("keystream"):
-            uniforms = rounding_uniforms(
+            words = rounding_words(
                 delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
             )
-        other = {Pass.GRAD_INPUT: saved.weights.exponent, Pass.GRAD_WEIGHT: saved.exponent}
 
         def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
-            with phase("encode"):
-                rounded = quantise_stochastic(values, exponent, uniforms)
-            results = self._products.backward(layer, saved, quantised, rounded, passes, further=further)
+            rounded = Operand(values, exponent, self._arithmetic.bits, words)
+            results = self._products.backward(layer, saved, operand, rounded, passes, further=further)
             with phase("decode"):
-                return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
+                return {kind: results[kind].to(dtypes[kind]) for kind in passes}
 
         with phase("scale"):
             exponent = gradient_exponent(
@@ -142,8 +135,8 @@ class FieldCalls:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """float32 or float64: the narrower floats have no room for the scaling."""
-    return values if values.dtype == torch.float64 else values.to(torch.float32)
+    """float32 or float64, without gaps: the narrower floats have no room for the scaling."""
+    return (values if values.dtype == torch.float64 else values.to(torch.float32)).contiguous()
 
 
 def _checksum(quantised: Tensor) -> tuple[int, int]:
