@@ -204,7 +204,7 @@ def test_threads_do_not_disturb_each_other(library):
 
 
 # --- what it is not made for ------------------------------------------------------------------------------------------
-NEVER = Library(*[lambda *_: pytest.fail("the library was called")] * 5)
+NEVER = Library(*[lambda *_: pytest.fail("the library was called")] * 7)
 ROW = Form(((1, 1),), ((-3, 3),) * 2, PRIMES[1], False)
 X = torch.zeros(2, 5, dtype=torch.int32)
 
@@ -325,3 +325,50 @@ def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
     done = run(0)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
     assert run(4).returncode < 0  # one element further, and the process dies: the test can fail
+
+
+# --- sums over what was quantised -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 1, 1), (2, 5, 7), (3, 1100, 1), (2, 3, 1024), (2, 3, 1300), (0, 3, 4)]
+)
+def test_moments_agree_with_the_reference_at_their_largest_too(library, shape):
+    torch.manual_seed(0)
+    values = torch.randn(shape).clamp_(-2, 2)
+    for made in (values, values * 0 + 4, values * 0 - 4, (values * 1000).to(torch.int32)):
+        found = compiled_field.moments(library, made, 2.0**10)
+        expected = reference.moments(made, 10)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype == torch.int64
+            assert torch.equal(mine, theirs)
+
+
+def test_moments_are_what_they_say():
+    rows, columns = kernels.moments(torch.tensor([[[1.0, 2.0], [3.0, -4.0]]]), 1)
+    assert rows.tolist() == [[4, 4 * 30]]
+    assert columns.tolist() == [[6, 20], [-2, 100]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 1024), (3, 1025), (5, 2, 2049)])
+def test_checksums_agree_with_the_reference(library, shape):
+    torch.manual_seed(0)
+    values = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
+    found = compiled_field.checksum(library, values, masking._weights())
+    assert found == reference.checksum(values)
+    assert 0 <= found < 2**64
+
+
+def test_a_checksum_notices_values_that_change_or_change_places():
+    torch.manual_seed(0)
+    values = torch.randint(-1024, 1025, (3, 2500), dtype=torch.int32)
+    before = kernels.checksum(values)
+    for (row, place), (other_row, other) in [
+        ((0, 0), (0, 1)),
+        ((0, 3), (0, 3 + 1024)),
+        ((1, 7), (2, 7)),
+        ((0, 2499), (2, 0)),
+    ]:
+        changed = values.clone()
+        changed[row, place], changed[other_row, other] = 5, -6
+        first = kernels.checksum(changed)
+        changed[row, place], changed[other_row, other] = -6, 5
+        assert len({before, first, kernels.checksum(changed)}) == 3

@@ -39,15 +39,15 @@ def encode_values(
     exponent: int,
     words: Tensor | None,
     *,
-    bits: int,
+    largest: int,
     prime: int,
     stream: Stream,
     outs: Sequence[Tensor] | None = None,
 ) -> tuple[Sequence[Tensor], Tensor]:
     """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
 
-    words: of the rounding, None for the nearest. bits: of the largest quantised value. outs: where the shares go, by
-    worker.
+    words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. outs: where the shares
+    go, by worker.
     """
     shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
     places = [torch.empty(shape, dtype=torch.int32) for _ in mixing.data] if outs is None else outs
@@ -59,7 +59,7 @@ def encode_values(
         uniform_below(stream, (mixing.colluders, *shape), prime),
         prime,
         inputs=mixing.inputs,
-        largest=1 << bits,
+        largest=largest,
         outs=places,
     )
     return places, quantised

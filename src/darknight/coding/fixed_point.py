@@ -7,13 +7,15 @@ import math
 from torch import Tensor
 
 from darknight.errors import EncodingError
-from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
+from darknight.kernels import checksum, dequantise, moments, quantise_nearest, quantise_stochastic
 from darknight.kernels import largest_magnitude as _largest
 
 __all__ = [
+    "checksum",
     "dequantise",
     "exponent_for",
     "largest_magnitude",
+    "moments",
     "quantise_nearest",
     "quantise_stochastic",
 ]

@@ -9,10 +9,12 @@ compiled, compiled_field    the libraries of weigh.c and field.c
 """
 
 from darknight.kernels.masking import (
+    checksum,
     combine,
     cut_words,
     encode,
     largest_magnitude,
+    moments,
     quantise_nearest,
     quantise_stochastic,
     unmask,
@@ -21,12 +23,14 @@ from darknight.kernels.reference import combine_grid, dequantise
 from darknight.kernels.weighing import weigh
 
 __all__ = [
+    "checksum",
     "combine",
     "combine_grid",
     "cut_words",
     "dequantise",
     "encode",
     "largest_magnitude",
+    "moments",
     "quantise_nearest",
     "quantise_stochastic",
     "unmask",

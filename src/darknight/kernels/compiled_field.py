@@ -46,6 +46,8 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "largest": ((_POINTER, _NUMBER), _INT),
     "quantise": ((_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER), None),
     "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
+    "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
+    "checksum": ((_POINTER, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
 }
 
 
@@ -58,6 +60,8 @@ class Library:
     largest: Function
     quantise: Function
     below: Function
+    moments: Function
+    checksum: Function
 
     @classmethod
     def loaded(cls, kind: str = "") -> Library | None:
@@ -271,3 +275,33 @@ def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | Non
     if count > _MOST_PLACES:
         return (words.view(-1) > last).nonzero().squeeze(1)
     return torch.tensor(places[:count], dtype=torch.int64)
+
+
+# --- sums over what was quantised -------------------------------------------------------------------------------------
+def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+    """As reference.moments. None if it is not for these."""
+    floats, integers = _plain(values, torch.float32), _plain(values, torch.int32)
+    if not (floats or integers) or values.dim() != 3 or not values.is_contiguous() or not isfinite(scale):
+        return None
+    outer, channels, inner = values.shape
+    rows, columns = torch.zeros(outer, 2, dtype=torch.int64), torch.zeros(channels, 2, dtype=torch.int64)
+    place = values.data_ptr()
+    library.moments(
+        place if floats else None,
+        place if integers else None,
+        outer,
+        channels,
+        inner,
+        scale,
+        rows.data_ptr(),
+        columns.data_ptr(),
+    )
+    return rows, columns
+
+
+def checksum(library: Library, quantised: Tensor, weights: Tensor) -> int | None:
+    """As reference.checksum; weights: its, as uint32. None if it is not for these."""
+    if not _plain(quantised, torch.int32) or not quantised.is_contiguous() or not quantised.numel():
+        return None
+    found: int = library.checksum(quantised.data_ptr(), len(quantised), quantised[0].numel(), weights.data_ptr())
+    return found

@@ -14,6 +14,7 @@
 
 #define TILE 1024
 #define MOST_INPUTS 64
+#define BLOCK 128
 #define FOLD 32 /* products below 2^57 between two reductions */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -271,6 +272,67 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
     return found;
 }
 
+/* Sums and sums of squares of a run, of magnitudes up to 2^12: a block's squares fit 32 bits. */
+INLINE void moments_of(const int32_t *restrict q, int64_t n, int64_t *sum, int64_t *squares) {
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int64_t end = n - start < BLOCK ? n : start + BLOCK;
+        int32_t first = 0;
+        uint32_t second = 0;
+        for (int64_t i = start; i < end; i++) {
+            first += q[i];
+            second += (uint32_t)(q[i] * q[i]);
+        }
+        *sum += first;
+        *squares += second;
+    }
+}
+
+/* Of (outer, channels, inner), floats that are quantised or integers: by outer and by channel, (sum, sum of squares). */
+INLINE void moments(const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner, float scale,
+                    int64_t *restrict rows, int64_t *restrict columns) {
+    int32_t tile[TILE];
+    const int64_t length = channels * inner;
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t c = 0; inner > 1 && c < channels; c++) {
+            int64_t sum = 0, squares = 0;
+            for (int64_t start = 0; start < inner; start += TILE) {
+                const int64_t some = inner - start < TILE ? inner - start : TILE, place = o * length + c * inner + start;
+                if (x) nearest(tile, x + place, some, scale);
+                moments_of(x ? tile : integers + place, some, &sum, &squares);
+            }
+            rows[2 * o] += sum, rows[2 * o + 1] += squares;
+            columns[2 * c] += sum, columns[2 * c + 1] += squares;
+        }
+    for (int64_t o = 0; inner == 1 && o < outer; o++)
+        for (int64_t start = 0; start < channels; start += TILE) {
+            const int64_t some = channels - start < TILE ? channels - start : TILE, place = o * length + start;
+            if (x) nearest(tile, x + place, some, scale);
+            const int32_t *q = x ? tile : integers + place;
+            moments_of(q, some, rows + 2 * o, rows + 2 * o + 1);
+            for (int64_t i = 0; i < some; i++) {
+                columns[2 * (start + i)] += q[i];
+                columns[2 * (start + i) + 1] += (int64_t)q[i] * q[i];
+            }
+        }
+}
+
+/* Sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * q modulo 2^32), modulo 2^64. */
+INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32_t *weights) {
+    uint64_t total = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        uint64_t line = 0;
+        for (int64_t start = 0; start < n; start += TILE) {
+            const int64_t some = n - start < TILE ? n - start : TILE;
+            const int32_t *restrict here = q + row * n + start;
+            uint32_t sum = 0;
+            for (int64_t i = 0; i < some; i++) sum += (uint32_t)here[i] * weights[i];
+            line += (uint64_t)(2 * (start / TILE) + 1) * sum;
+        }
+        total += (uint64_t)(2 * row + 1) * line;
+    }
+    return total;
+}
+
 /* --- once for any processor, once for AVX2 -------------------------------------------------------------------------- */
 #define COMBINE                                                                                                       \
     const combination *what, const int32_t *const *sources, const int64_t *source_strides, int32_t *const *outs,      \
@@ -282,6 +344,10 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
 #define LARGEST const float *x, int64_t n
 #define QUANTISE const float *x, const uint32_t *words, int64_t n, float scale, int32_t *q
 #define BELOW int32_t *words, int64_t n, int32_t mask, int32_t last, int64_t *places, int64_t room
+#define MOMENTS                                                                                                       \
+    const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner, float scale,             \
+        int64_t *rows, int64_t *columns
+#define CHECKSUM const int32_t *q, int64_t rows, int64_t n, const uint32_t *weights
 
 #define VARIANT(name, attribute)                                                                                      \
     attribute static void combine_##name(COMBINE) {                                                                   \
@@ -292,7 +358,11 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
     }                                                                                                                 \
     attribute static int32_t largest_##name(LARGEST) { return largest(x, n); }                                        \
     attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                             \
-    attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }
+    attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }               \
+    attribute static void moments_##name(MOMENTS) {                                                                   \
+        moments(x, integers, outer, channels, inner, scale, rows, columns);                                           \
+    }                                                                                                                 \
+    attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, rows, n, weights); }
 
 VARIANT(plain, )
 #if defined(__x86_64__)
@@ -304,6 +374,8 @@ static void (*chosen_encode)(ENCODE) = encode_plain;
 static int32_t (*chosen_largest)(LARGEST) = largest_plain;
 static void (*chosen_quantise)(QUANTISE) = quantise_plain;
 static int64_t (*chosen_below)(BELOW) = below_plain;
+static void (*chosen_moments)(MOMENTS) = moments_plain;
+static uint64_t (*chosen_checksum)(CHECKSUM) = checksum_plain;
 
 __attribute__((constructor)) static void choose(void) {
 #if defined(__x86_64__)
@@ -314,6 +386,8 @@ __attribute__((constructor)) static void choose(void) {
         chosen_largest = largest_avx2;
         chosen_quantise = quantise_avx2;
         chosen_below = below_avx2;
+        chosen_moments = moments_avx2;
+        chosen_checksum = checksum_avx2;
     }
 #endif
 }
@@ -338,3 +412,7 @@ void darknight_quantise_1(QUANTISE) { chosen_quantise(x, words, n, scale, q); }
 void darknight_quantise_plain_1(QUANTISE) { quantise_plain(x, words, n, scale, q); }
 int64_t darknight_below_1(BELOW) { return chosen_below(words, n, mask, last, places, room); }
 int64_t darknight_below_plain_1(BELOW) { return below_plain(words, n, mask, last, places, room); }
+void darknight_moments_1(MOMENTS) { chosen_moments(x, integers, outer, channels, inner, scale, rows, columns); }
+void darknight_moments_plain_1(MOMENTS) { moments_plain(x, integers, outer, channels, inner, scale, rows, columns); }
+uint64_t darknight_checksum_1(CHECKSUM) { return chosen_checksum(q, rows, n, weights); }
+uint64_t darknight_checksum_plain_1(CHECKSUM) { return checksum_plain(q, rows, n, weights); }

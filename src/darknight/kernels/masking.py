@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
+import torch
 from torch import Tensor
 
 from darknight.kernels import compiled_field, reference
@@ -98,6 +100,25 @@ def cut_words(words: Tensor, mask: int, last: int) -> Tensor:
     library = chosen()
     found = None if library is None else compiled_field.below(library, words, mask, last)
     return reference.cut_words(words, mask, last) if found is None else found
+
+
+def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+    """As reference.moments."""
+    library = chosen()
+    found = None if library is None else compiled_field.moments(library, values, 2.0**exponent)
+    return reference.moments(values, exponent) if found is None else found
+
+
+def checksum(quantised: Tensor) -> int:
+    """As reference.checksum."""
+    library = chosen()
+    found = None if library is None else compiled_field.checksum(library, quantised, _weights())
+    return reference.checksum(quantised) if found is None else found
+
+
+@cache
+def _weights() -> Tensor:
+    return reference.checksum_weights().to(torch.uint32)
 
 
 def _form(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -125,6 +126,46 @@ def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
     if abs(exponent) > _FLOAT32_EXPONENTS:  # the scale itself would leave float32
         wide = torch.float64
     return integers.to(wide).mul_(2.0**-exponent).to(dtype)
+
+
+# --- sums over what was quantised -------------------------------------------------------------------------------------
+CHECKSUM_TILE = 1024
+
+
+def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+    """(outer, channel, inner) -> by outer and by channel, the sum and the sum of squares: (outer, 2), (channel, 2).
+
+    Of round(values * 2^exponent), or of integers as they are; of magnitudes up to 2^12. Exact, in int64.
+    """
+    integers = (quantise_nearest(values, exponent) if values.is_floating_point() else values).to(torch.int64)
+    squares = integers.square()
+    rows, columns = (torch.stack([integers.sum(axes), squares.sum(axes)], dim=1) for axes in ((1, 2), (0, 2)))
+    return rows, columns
+
+
+def checksum(quantised: Tensor) -> int:
+    """int32 (row, ...) -> 64 bits that change with every value and its place; against accidents, not against anybody.
+
+    A row is cut into tiles of 1024. The sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * value
+    modulo 2^32), modulo 2^64.
+    """
+    total = 0
+    for number, row in enumerate(quantised.flatten(1)):
+        tiles = torch.nn.functional.pad(row.to(torch.int64), (0, -len(row) % CHECKSUM_TILE)).view(-1, CHECKSUM_TILE)
+        sums = (tiles * checksum_weights()).sum(1).bitwise_and((1 << 32) - 1)
+        line = sums * torch.arange(1, 2 * len(sums), 2)  # int64 wraps modulo 2^64
+        total += (2 * number + 1) * int(line.sum())
+    return total % 2**64
+
+
+@cache
+def checksum_weights() -> Tensor:
+    """A number of 32 bits for each place in a tile, without a pattern; int64. (No secret: nobody chooses accidents.)"""
+    places = torch.arange(1, CHECKSUM_TILE + 1, dtype=torch.int64)
+    for shift, factor in ((31, -0x61C8864680B583EB), (27, -0x6B2FB644ECCEEE15)):
+        places = (places + 1) * factor
+        places ^= places >> shift
+    return places.bitwise_and((1 << 32) - 1)
 
 
 # --- weighed sums -----------------------------------------------------------------------------------------------------

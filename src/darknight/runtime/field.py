@@ -14,7 +14,7 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
 from darknight.coding import Field, Scheme
-from darknight.coding.fixed_point import exponent_for, largest_magnitude, quantise_nearest
+from darknight.coding.fixed_point import checksum, exponent_for, largest_magnitude, quantise_nearest
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
 from darknight.randomness import rounding_words
@@ -68,18 +68,22 @@ class FieldCalls:
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
     ) -> tuple[Tensor, Saved]:
         values = _wide(x)
+        largest = self._largest(values)
 
         def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
-            operand = Operand(values, exponent, self._arithmetic.bits)
+            operand = Operand(values, exponent, largest)
             y, saved = self._products.forward(layer, op, operand, weights, keep, further=further)
             with phase("checksum"):
-                saved.exponent, saved.checksum = exponent, _checksum(operand.integers) if keep else (0, 0)
+                saved.exponent, saved.largest = exponent, largest
+                saved.checksum = checksum(operand.integers) if keep else 0
+                # Of the first scale, if this is a smaller one: powers of two, and nothing else, are between them.
+                saved.sizes = None if sizes is None else sizes.times(2.0 ** (exponent - first))
             with phase("decode"):
                 return y.to(dtype), saved
 
         with phase("scale"):
-            exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
-        return self._repeated(layer, values, exponent, attempt)
+            first, sizes = input_exponent(self._arithmetic, op, values, largest, weights, self._certain)
+        return self._repeated(layer, largest, first, attempt)
 
     def backward(
         self,
@@ -91,11 +95,12 @@ class FieldCalls:
         dtypes: dict[Pass, torch.dtype],
     ) -> dict[Pass, Tensor]:
         values = _wide(delta)
-        operand = Operand(_wide(x), saved.exponent, self._arithmetic.bits)
+        largest = self._largest(values)
+        operand = Operand(_wide(x), saved.exponent, saved.largest)
         with phase("encode"):
             quantised = operand.integers
         with phase("checksum"):
-            changed = Pass.GRAD_WEIGHT in passes and _checksum(quantised) != saved.checksum
+            changed = Pass.GRAD_WEIGHT in passes and checksum(quantised) != saved.checksum
         if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
         with phase("keystream"):
@@ -104,7 +109,7 @@ class FieldCalls:
             )
 
         def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
-            rounded = Operand(values, exponent, self._arithmetic.bits, words)
+            rounded = Operand(values, exponent, largest, words)
             results = self._products.backward(layer, saved, operand, rounded, passes, further=further)
             with phase("decode"):
                 return {kind: results[kind].to(dtypes[kind]) for kind in passes}
@@ -114,16 +119,22 @@ class FieldCalls:
                 self._arithmetic,
                 saved.weights.op,
                 values,
+                largest,
                 quantised,
+                saved.sizes,
                 saved.weights,
                 certain_input=self._certain,
                 certain_weight=self._certain_weight,
             )
-        return self._repeated(layer, values, exponent, attempt)
+        return self._repeated(layer, largest, exponent, attempt)
 
-    def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int, bool], T]) -> T:
+    def _largest(self, values: Tensor) -> float:
+        with phase("scale"):
+            return largest_magnitude(values)
+
+    def _repeated(self, layer: Layer, largest: float, exponent: int, attempt: Callable[[int, bool], T]) -> T:
         """`attempt` at the first scale, from `exponent` down, whose results stay in range."""
-        last = exponent_for(largest_magnitude(values), 1)  # one bit is left of the largest value
+        last = exponent_for(largest, 1)  # one bit is left of the largest value
         further = False
         while exponent >= last:
             try:
@@ -137,33 +148,3 @@ class FieldCalls:
 def _wide(values: Tensor) -> Tensor:
     """float32 or float64, without gaps: the narrower floats have no room for the scaling."""
     return (values if values.dtype == torch.float64 else values.to(torch.float32)).contiguous()
-
-
-def _checksum(quantised: Tensor) -> tuple[int, int]:
-    """Against accidents: what workers hold shares of must be what their answers are checked with.
-
-    A lost share is made again from these values, and from changed ones it would be another share under the same noise:
-    so the sums notice values that only changed places, too.
-    """
-    flat, plain, weighted = quantised.flatten(), 0, 0
-    for begin in range(0, flat.numel(), _BLOCK):
-        part = flat[begin : begin + _BLOCK].to(torch.int64)
-        plain += int(part.sum())
-        weighted += int((part * _spread(begin, part.numel())).sum())
-    return plain, weighted % 2**64
-
-
-_BLOCK = 1 << 18
-_weights = torch.empty(0, dtype=torch.int64)
-
-
-def _spread(begin: int, count: int) -> Tensor:
-    """A number of 64 bits for each place, without a pattern. (No secret: nobody chooses what accident happens.)"""
-    global _weights
-    if not _weights.numel():
-        places = torch.arange(_BLOCK, dtype=torch.int64)
-        for shift, factor in ((31, -0x61C8864680B583EB), (27, -0x6B2FB644ECCEEE15)):
-            places = (places + 1) * factor
-            places ^= places >> shift
-        _weights = places | 1
-    return _weights[:count] * (2 * (begin // _BLOCK) + 1)

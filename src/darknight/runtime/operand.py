@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,14 +17,14 @@ from darknight.randomness import Stream
 
 @dataclass(eq=False)
 class Operand:
-    """A batch times 2^exponent, rounded: to nearest, or with `words` at random. bits: of the largest magnitude.
+    """A batch times 2^exponent, rounded: to nearest, or with `words` at random. largest: of the values' magnitudes.
 
     It is quantised when it is masked, in the same pass, or when somebody asks for the integers before.
     """
 
     values: Tensor
     exponent: int
-    bits: int
+    largest: float
     words: Tensor | None = field(default=None, repr=False)
     _integers: Tensor | None = field(default=None, repr=False)
 
@@ -44,8 +45,9 @@ class Operand:
         """By worker, (group, *feature), masked with noise from `stream`."""
         if self._integers is not None or self.values.dtype != torch.float32:
             return list(coding.encode(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream))
+        bound = math.floor(self.largest * 2.0**self.exponent) + 1
         shares, self._integers = coding.encode_values(
-            mixing, self.values, self.exponent, self.words, bits=self.bits, prime=prime, stream=stream
+            mixing, self.values, self.exponent, self.words, largest=bound, prime=prime, stream=stream
         )
         return shares
 
