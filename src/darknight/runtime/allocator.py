@@ -11,7 +11,7 @@ from functools import cache
 
 # <malloc.h>: beyond how many free bytes at its end a heap shrinks; how many tensors may have a mapping of their own;
 # how many heaps there are, each of which is given back when nothing is left in it.
-_SETTINGS = {-1: 2**31 - 1, -4: 0, -8: 1}  # M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX
+_SETTINGS = {-1: -1, -4: 0, -8: 1}  # M_TRIM_THRESHOLD (never), M_MMAP_MAX, M_ARENA_MAX
 
 
 @cache
