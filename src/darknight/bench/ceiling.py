@@ -28,6 +28,7 @@ from darknight.runtime.phases import OUTSIDE, measured, phase
 
 LEAST_TIMES = 5
 _CLASSES = 1000
+_PATIENCE = 3600.0  # seconds for a worker: one that is late would leave its work to the enclave
 _LAYOUTS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 _KEPT = "layers that stay, and Python between layers"
 _THREADS = "threads of the links"
@@ -104,7 +105,7 @@ def measure_ceiling(
     plains, enclave = {layout: _Best() for layout in _LAYOUTS}, _Best()
     with ExitStack() as stack:
         stack.enter_context(_one_thread())
-        fleet = stack.enter_context(local_fleet(scheme))
+        fleet = stack.enter_context(local_fleet(scheme, patience=_PATIENCE))
         runtime = stack.enter_context(Runtime(scheme, fleet))
         protect_(private, runtime)
         protected, unprotected = (

@@ -31,6 +31,7 @@ from torch import Tensor
 from darknight.errors import OpError
 from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
 from darknight.wire import codec, handshake
+from darknight.wire.bell import Bell
 from darknight.wire.codec import BadFrame, Header
 from darknight.wire.doors import knock
 from darknight.wire.fields import printable
@@ -43,6 +44,7 @@ from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
 
+_LAST_WORDS = 0.5  # seconds to hear at the door what a worker said before it ended, or why
 _GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
 
 
@@ -73,6 +75,7 @@ def connect(
     except BaseException:
         stream.close()
         raise
+    stream.settle()
     return GrpcLink(stream, welcome)
 
 
@@ -114,6 +117,10 @@ class _Stream:
         self._tickets = 0
         self._open: dict[int, Question] = {}
         self._lending: Lending | None = None
+        self._listener: threading.Thread | None = None
+        self._settled = threading.Event()  # whether there is shared memory
+        self._ended = threading.Event()  # the stream has, as gRPC says
+        self._over = threading.Event()  # and what it said was heard
         self.failure: LinkError | None = None
         self._outbox = Outbox()
         self._welcome: Future[Welcome] = Future()
@@ -137,9 +144,18 @@ class _Stream:
         with self._lock:
             if self.failure is None:
                 self._lending = Lending(memory)
+                self._outbox.ring_with(memory.ring)
+                self._listener = threading.Thread(
+                    target=self._listen, args=(memory.listen(),), name=f"darknight-bell-{self._address}", daemon=True
+                )
+                self._listener.start()
                 return
         memory.close()
         raise _again(self.failure)
+
+    def settle(self) -> None:
+        """Whether tensors go through shared memory is settled."""
+        self._settled.set()
 
     # --- sending ----------------------------------------------------------------------------------------------------
     def post(self, message: Weights | Forget) -> None:
@@ -218,29 +234,49 @@ class _Stream:
 
     # --- receiving --------------------------------------------------------------------------------------------------
     def _read(self) -> None:
-        try:
-            self._take_frames()
-            failure: LinkError = LinkClosed("the worker ended the link")
-        except LinkError as error:
-            failure = error
-        except BadFrame as error:
-            failure = Misbehaved(str(error))
-        except grpc.RpcError as error:
-            failure = self._explained(error)
-        except Exception as error:  # nobody else would hear of it, and every future must end
-            failure = LinkClosed(f"the link failed with {type(error).__name__}")
+        failure = self._taken(self._after_welcome())
+        self._over.set()
+        if self._listener is not None and self.failure is None:
+            self._listener.join(_LAST_WORDS)  # what the worker said last may still be at the door
         self._break_off(failure)
         self._release()
 
-    def _take_frames(self) -> None:
+    def _listen(self, bell: Bell) -> None:
+        """The same at the door of shared memory. When the worker closes it, its stream says why in a moment."""
+        failure = self._taken(bell.frames())
+        if not isinstance(failure, LinkClosed) or not self._over.wait(_LAST_WORDS):
+            self._break_off(failure)
+
+    def _taken(self, frames: Iterator[bytes]) -> LinkError:
+        """Takes answers until there are no more; returns why."""
         reader = ReplyReader(self._find)
+        try:
+            for frame in frames:
+                found = reader.feed(frame)
+                if found is not None:
+                    self._resolve(*found)
+            return LinkClosed("the worker ended the link")
+        except LinkError as error:
+            return error
+        except BadFrame as error:
+            return Misbehaved(str(error))
+        except grpc.RpcError as error:
+            return self._explained(error)
+        except Exception as error:  # nobody else would hear of it, and every future must end
+            return LinkClosed(f"the link failed with {type(error).__name__}")
+
+    def _after_welcome(self) -> Iterator[bytes]:
         for frame in self._call:
             if not self._welcome.done():
                 self._take_welcome(frame)
-                continue
-            found = reader.feed(frame)
-            if found is not None:
-                self._resolve(*found)
+                self._settled.wait()
+                if self._lending is not None:  # nothing comes here any more but the end
+                    self._call.add_done_callback(lambda _: self._ended.set())
+                    self._ended.wait()  # gRPC's own waiting looks up ten times a second
+            elif self._lending is not None:
+                raise Misbehaved("an answer through the network, on a link of shared memory")
+            else:
+                yield frame
 
     def _find(self, ticket: int) -> Question | None:
         if ticket > self._outbox.sent:
@@ -290,6 +326,7 @@ class _Stream:
             left, self._open = list(self._open.values()), {}
         self._outbox.end()
         self._call.cancel()
+        self._settled.set()
         with suppress(InvalidStateError):  # the welcome had come, perhaps just now
             self._welcome.set_exception(failure)
         for question in left:

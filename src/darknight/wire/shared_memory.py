@@ -29,11 +29,13 @@ from torch import Tensor
 
 from darknight.types import Weights
 from darknight.wire.arena import AT_ONCE, Arena, Block, Segment, write
+from darknight.wire.bell import Bell
 from darknight.wire.link import LinkClosed
 from darknight.wire.segments import NOTE, Kind, view
 
 __all__ = ["Block", "Host", "Memory"]
 
+_FRAME = bytes([Kind.FRAME])
 STALL = 1.0  # seconds that a full door may stay full before its worker counts as gone
 
 
@@ -118,6 +120,7 @@ class Memory:
         self._arena = Arena(Kind.PRIVATE, host.next_number)
         self._weights: dict[tuple[str, int], _Written] = {}
         self._closed = False
+        self._bell: Bell | None = None
         host.join(self)
 
     def put(self, tensor: Tensor) -> Block:
@@ -185,6 +188,19 @@ class Memory:
         for written in forgotten:
             self._host.release(written)
 
+    def ring(self, frame: bytes) -> None:
+        """Sends a frame of the protocol over the door: a tenth of what it costs through gRPC."""
+        with self._door_lock:
+            if not self._send(partial(_send_frame, frame), patience=STALL):
+                raise LinkClosed("the worker reads nothing of what it is sent")
+
+    def listen(self) -> Bell:
+        """What the worker says over the door."""
+        with self._door_lock:
+            self._check_open()
+            self._bell = Bell(self._door.dup())
+            return self._bell
+
     def say_farewell(self, number: int) -> None:
         """The segment is gone. The worker hears of it with the next new segment, or block of one."""
         self._farewells.append(number)  # not sent from here: this may be another link's thread
@@ -196,6 +212,8 @@ class Memory:
                 return
             self._closed = True
             self._arena.close()
+        if self._bell is not None:
+            self._bell.hang_up()
         self.forget_all_weights()
         with self._door_lock:
             self._door.close()
@@ -237,6 +255,10 @@ class Memory:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.005)
+
+
+def _send_frame(frame: bytes, door: socket.socket) -> None:
+    door.send(_FRAME + frame, AT_ONCE)
 
 
 def _say_gone(number: int, door: socket.socket) -> None:
