@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from darknight.bench import ceiling
 from darknight.bench.ceiling import measure_ceiling
+from darknight.bench.threads import one_thread
 from darknight.errors import UsageError
 from darknight.runtime import masked_field
 from darknight.runtime.phases import Phases, measured, phase
@@ -62,7 +62,7 @@ def test_inference_needs_no_optimizer_and_fewer_workers():
 
 def test_threads_are_as_they_were_afterwards(found):
     before = torch.get_num_threads()
-    with ceiling._one_thread():
+    with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 

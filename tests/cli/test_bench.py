@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from cli.command import refused
-from darknight.bench import Ceiling
+from darknight.bench import Ceiling, Passes
 from darknight.cli import bench as command_file
 from darknight.cli.app import run
 from darknight.cli.bench import summary
@@ -42,6 +42,8 @@ def test_json_has_the_ratio_and_what_it_is_made_of(here):
         assert (parts["batch"], parts["size"], parts["times"]) == (3, 16, 1)
         assert parts["enclave"]["phases"]["encode"] > 0
         assert parts["enclave"]["layers"]
+    assert found["kernels"]["encode_over_copy"] > 0
+    assert found["kernels"]["decode_over_copy"] > 0
 
 
 def test_the_tables_are_for_people(here):
@@ -50,6 +52,7 @@ def test_the_tables_are_for_people(here):
     assert "small-cnn, inference, batch 3 at 16x16: ceiling" in done.stdout
     assert "encode" in done.stdout
     assert "by layer" in done.stdout
+    assert "of a copy of the same bytes" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -78,7 +81,9 @@ def ceiling(name: str, training: bool) -> Ceiling:
 
 
 def test_names_in_json_are_those_of_torchvision():
-    found = summary([ceiling("mobilenet-v2", True), ceiling("vgg16", True), ceiling("vgg16", False)])
+    passes = Passes(nbytes=1, times=5, encode_over_copy=2.0, decode_over_copy=3.0, noise_over_encode=0.1)
+    found = summary([ceiling("mobilenet-v2", True), ceiling("vgg16", True), ceiling("vgg16", False)], passes)
+    assert found["kernels"] == {"encode_over_copy": 2.0, "decode_over_copy": 3.0}
     assert found["ceiling"] == {"shm": {"train": {"mobilenet_v2": 3.0, "vgg16": 3.0}, "infer": {"vgg16": 3.0}}}
 
 

@@ -137,6 +137,32 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
         assert int(results[0][0].abs().max()) <= 2**bits
 
 
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_what_goes_past_the_cache_is_the_same(library, start):
+    """More numbers than stay there, in rows that begin at odd places."""
+    prime, inputs, length = PRIMES[1], 3, 130_003
+    torch.manual_seed(start)
+    matrix, noise = systematic(inputs), residues((1, 2, length), prime)
+    values, words = torch.randn(5, length).clamp_(-4, 3.99), torch.randint(-(2**31), 2**31, (5, length)).int()
+    memory = [torch.full((start + 2 * length + 1,), -7, dtype=torch.int32) for _ in matrix]
+    outs = [each[start:-1].view(2, length) for each in memory]
+    form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
+    found = compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs)
+    expected = [torch.empty(2, length, dtype=torch.int32) for _ in matrix]
+    assert torch.equal(found, reference.encode(values, 8, words, matrix, noise, prime, inputs=inputs, outs=expected))
+    for out, wanted, each in zip(outs, expected, memory, strict=True):
+        assert torch.equal(out, wanted)
+        assert each[:start].eq(-7).all()
+        assert int(each[-1]) == -7
+    form = Form(tuple(tuple(row) for row in matrix), ((0, prime - 1),) * 4, prime, True)
+    back = [each[start:-1].view(2, length) for each in memory]
+    floats = [torch.empty(2, length) for _ in matrix]
+    assert compiled_field.combine(library, form, expected[:4], back, floats, 0.5)
+    wanted = reference.combine(matrix, expected[:4], prime, out=torch.stack(expected), centred=True)
+    assert torch.equal(torch.stack(back), wanted)
+    assert torch.equal(torch.stack(floats), wanted * 0.5)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_fixed_point_agrees_with_the_reference(library, length):
     torch.manual_seed(length)
@@ -289,7 +315,7 @@ beyond, prime = int(sys.argv[1]), 2**28 - 57
 matrix = ((1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (1, 1, 1, 4), (0, 0, 0, 1), (5, prime // 2, 7, 9))
 for kind in ("", "plain_"):
     library = Library.loaded(kind)
-    for examples, n in ((1, 1), (4, 7), (5, 1024), (3, 1025), (7, 3001)):
+    for examples, n in ((1, 1), (4, 7), (5, 1024), (3, 1025), (7, 3001), (3, 200_003)):
         groups = -(-examples // 3)
         form = Form(matrix, ((-1024, 1024),) * 3 + ((0, prime - 1),), prime, False)
         size, share = 4 * examples * n, 4 * groups * n

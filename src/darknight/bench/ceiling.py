@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from darknight.bench.threads import one_thread
 from darknight.coding import Scheme
 from darknight.errors import UsageError
 from darknight.fleet import local_fleet
@@ -104,7 +105,7 @@ def measure_ceiling(
     plain, private = (build_model(model, shape=shape, classes=_CLASSES, seed=0) for _ in range(2))
     plains, enclave = {layout: _Best() for layout in _LAYOUTS}, _Best()
     with ExitStack() as stack:
-        stack.enter_context(_one_thread())
+        stack.enter_context(one_thread())
         fleet = stack.enter_context(local_fleet(scheme, patience=_PATIENCE))
         runtime = stack.enter_context(Runtime(scheme, fleet))
         protect_(private, runtime)
@@ -169,13 +170,3 @@ def _split(seconds: Mapping[tuple[str, str], float]) -> tuple[dict[str, float], 
         if layer:
             layers.setdefault(layer, {})[name] = spent
     return dict(sorted(phases.items(), key=lambda each: -each[1])), layers
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

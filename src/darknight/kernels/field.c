@@ -4,16 +4,21 @@
  * and what is unmasked is converted at once, so that each tensor is read and written once. Rows that are a multiple of
  * 4 KiB apart do not collide, because a loop touches three of them at most.
  *
- * No Python.h and no intrinsics: plain loops, which gcc and clang turn into vector instructions, once for any processor
- * and once for AVX2. All results are integers, or one rounding of one, so both give the same bits. Nothing is checked
- * here: passes.py does that.
+ * No Python.h: plain loops, which gcc and clang turn into vector instructions, once for any processor and once for
+ * AVX2. All results are integers, or one rounding of one, so both give the same bits. Nothing is checked here:
+ * compiled_field.py does that.
  */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #define TILE 1024
 #define MOST_INPUTS 64
+#define MOST_KEPT 4    /* quantised tiles that stay in the first cache */
+#define LARGE (1 << 20) /* numbers */
 #define BLOCK 128
 #define FOLD 32 /* products below 2^57 between two reductions */
 #define INLINE static inline __attribute__((always_inline))
@@ -161,6 +166,46 @@ INLINE void to_float(float *restrict y, const int32_t *restrict q, int64_t n, fl
     for (int64_t i = 0; i < n; i++) y[i] = (float)q[i] * scale;
 }
 
+/* --- to memory -----------------------------------------------------------------------------------------------------
+ *
+ * What is written and not read soon goes past the cache: a line need not be fetched before it is written. Results that
+ * fit the cache stay there. */
+
+INLINE void put(void *to, const void *from, int64_t n, int past) {
+#if defined(__x86_64__)
+    if (past) {
+        char *out = to;
+        const char *in = from;
+        int64_t left = 4 * n;
+        while (left && ((uintptr_t)out & 15)) {
+            memcpy(out, in, 4);
+            out += 4, in += 4, left -= 4;
+        }
+        for (; left >= 16; out += 16, in += 16, left -= 16)
+            _mm_stream_si128((__m128i *)out, _mm_loadu_si128((const __m128i *)in));
+        memcpy(out, in, (size_t)left);
+        return;
+    }
+#endif
+    (void)past;
+    memcpy(to, from, (size_t)n * 4);
+}
+
+/* Fetches the tile after this one meanwhile. Beyond the end it does nothing: a prefetch never faults. */
+INLINE void ahead(const void *from) {
+    for (int64_t i = 0; i < TILE; i += 16) __builtin_prefetch((const int32_t *)from + TILE + i, 0, 2);
+}
+
+/* Whether results of so many numbers are too many for the cache. */
+INLINE int many(int64_t numbers) { return numbers > LARGE; }
+
+INLINE void settled(int past) {
+#if defined(__x86_64__)
+    if (past) _mm_sfence(); /* another process reads it next */
+#endif
+    (void)past;
+}
+
 /* --- whole tensors -------------------------------------------------------------------------------------------------
  *
  * A tensor is `blocks` runs of n numbers, a stride apart: (group, feature) of one input among several, say. */
@@ -182,20 +227,27 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
                     int32_t *const *outs, const int64_t *out_strides, float *const *floats, const int64_t *float_strides,
                     float scale, int64_t blocks, int64_t n) {
     const field f = field_of(what);
+    const int past = many(what->rows * blocks * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
+    int32_t made[TILE];
+    float converted[TILE];
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t start = 0; start < n; start += TILE) {
             const int64_t some = n - start < TILE ? n - start : TILE;
-            for (int64_t s = 0; s < what->sources; s++) here[s] = sources[s] + block * source_strides[s] + start;
+            for (int64_t s = 0; s < what->sources; s++) {
+                here[s] = sources[s] + block * source_strides[s] + start;
+                if (past) ahead(here[s]);
+            }
             for (int64_t r = 0; r < what->rows; r++) {
-                if (!outs[r]) continue;
-                int32_t *out = outs[r] + block * out_strides[r] + start;
-                row(out, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f,
+                row(made, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f,
                     what->centred);
-                if (floats && floats[r])
-                    to_float(floats[r] + block * float_strides[r] + start, out, some, scale);
+                put(outs[r] + block * out_strides[r] + start, made, some, past);
+                if (!floats) continue;
+                to_float(converted, made, some, scale);
+                put(floats[r] + block * float_strides[r] + start, converted, some, past);
             }
         }
+    settled(past);
 }
 
 /* x (example, n), quantised and kept in q (example, n); then masked with noise (noise row, group, n), which need not be
@@ -205,7 +257,9 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
     static const int32_t zeros[TILE];
     const field f = field_of(what);
     const int64_t noises = what->sources - inputs;
+    const int past = many(what->rows * groups * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
+    int32_t kept[MOST_KEPT][TILE], made[TILE];
     for (int64_t group = 0; group < groups; group++)
         for (int64_t start = 0; start < n; start += TILE) {
             const int64_t some = n - start < TILE ? n - start : TILE;
@@ -215,18 +269,27 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                     here[k] = zeros;
                     continue;
                 }
+                int32_t *tile = k < MOST_KEPT ? kept[k] : q + place;
+                if (past) ahead(x + place);
+                if (past && words) ahead(words + place);
                 if (words)
-                    stochastic(q + place, x + place, words + place, some, scale);
+                    stochastic(tile, x + place, words + place, some, scale);
                 else
-                    nearest(q + place, x + place, some, scale);
-                here[k] = q + place;
+                    nearest(tile, x + place, some, scale);
+                if (k < MOST_KEPT) put(q + place, tile, some, past);
+                here[k] = tile;
             }
-            for (int64_t m = 0; m < noises; m++) here[inputs + m] = noise + (m * groups + group) * n + start;
-            for (int64_t r = 0; r < what->rows; r++)
-                if (outs[r])
-                    row(outs[r] + group * n + start, what->matrix + r * what->sources, here, what->low, what->high,
-                        what->sources, some, &f, 0);
+            for (int64_t m = 0; m < noises; m++) {
+                here[inputs + m] = noise + (m * groups + group) * n + start;
+                if (past) ahead(here[inputs + m]);
+            }
+            for (int64_t r = 0; r < what->rows; r++) {
+                if (!outs[r]) continue;
+                row(made, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f, 0);
+                put(outs[r] + group * n + start, made, some, past);
+            }
         }
+    settled(past);
 }
 
 /* The largest bits of |x|: the largest magnitude, and beyond those of any number if there is a NaN or an infinity. */
