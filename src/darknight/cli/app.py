@@ -19,6 +19,7 @@ from darknight.cli.settings_file import Kind, read_settings_file
 from darknight.cli.train import train
 from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
+from darknight.runtime import keep_memory
 
 app = typer.Typer(
     add_completion=False,
@@ -102,4 +103,6 @@ def _complain(message: str, code: int) -> int:
 
 def main() -> None:
     """The entry point of the installed script."""
+    if sys.argv[1:2] != ["worker"]:  # which is to give back what it does not need
+        keep_memory()
     sys.exit(run(sys.argv[1:]))

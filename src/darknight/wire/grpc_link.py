@@ -3,8 +3,12 @@
 Threads: gRPC pulls what is to be sent from a queue, frame by frame; one reader thread takes what comes and resolves
 futures. Whoever posts or asks only adds to the queue, so a worker that stalls holds up nobody but itself.
 
+With shared memory the stream is for the greeting and the end. Between them frames go over the door of that memory, at
+once and from whoever posts or asks, and another thread takes what comes there (`wire.bell`).
+
 Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
-    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only). The answer to a task
+    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only; with shared memory,
+    nobody but this machine's kernel, which sees the tensors too). The answer to a task
     has the expected form and comes after the task was sent, or the link is broken with words. So a worker that reads
     nothing cannot pass for one that works, by guessing tickets, while what was meant for it piles up here (contract
     test: tests/wire/test_rogue_worker.py).
