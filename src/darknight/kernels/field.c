@@ -79,6 +79,14 @@ INLINE void add(int32_t *restrict sum, const int32_t *restrict x, int64_t n, int
     }
 }
 
+INLINE void add_three(int32_t *restrict sum, const int32_t *restrict x, const int32_t *restrict y,
+                      const int32_t *restrict z, int64_t n, int fresh) {
+    if (fresh)
+        for (int64_t i = 0; i < n; i++) sum[i] = x[i] + y[i] + z[i];
+    else
+        for (int64_t i = 0; i < n; i++) sum[i] += x[i] + y[i] + z[i];
+}
+
 /* Two terms without an intermediate sum: what a data worker's share and its decoding are. */
 INLINE void add_two(int32_t *restrict out, const int32_t *restrict x, const int32_t *restrict y, int64_t n, int minus,
                     const field *f, int centred) {
@@ -122,11 +130,16 @@ INLINE void row(int32_t *restrict out, const int32_t *c, const int32_t *const *x
     }
     if (least >= -room && most <= room) {
         int fresh = 1;
-        for (int64_t s = 0; s < sources; s++)
-            if (c[s]) {
+        for (int64_t s = 0; s < sources; s++) {
+            if (!c[s]) continue;
+            if (s + 2 < sources && c[s] == 1 && c[s + 1] == 1 && c[s + 2] == 1) {
+                add_three(sum, x[s], x[s + 1], x[s + 2], n, fresh); /* a weight gradient is a plain sum */
+                s += 2;
+            } else {
                 add(sum, x[s], n, c[s], fresh);
-                fresh = 0;
             }
+            fresh = 0;
+        }
         reduce(out, sum, n, f, centred);
         return;
     }
