@@ -14,7 +14,7 @@ setup: $(STAMP) ## create .venv and install DarKnight with its development tools
 
 # torch goes first and alone: it is by far the largest, and everything else is resolved around it.
 # The build runs without isolation, on the setuptools pinned in constraints.txt, so nothing is fetched twice or unpinned.
-$(STAMP): pyproject.toml setup.py constraints.txt src/darknight/kernels/weigh.c
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/darknight/kernels/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt setuptools

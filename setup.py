@@ -1,16 +1,18 @@
-"""The one thing that pyproject.toml cannot say in words that are settled: a library in C, where there is a compiler."""
+"""The one thing that pyproject.toml cannot say in words that are settled: libraries in C, where there is a compiler."""
 
 from setuptools import Extension, setup
 
-setup(
-    ext_modules=[
-        Extension(
-            "darknight.kernels._weigh",
-            sources=["src/darknight/kernels/weigh.c"],
-            depends=["setup.py"],
-            extra_compile_args=["-O3", "-fopenmp-simd"],
-            # Without a compiler the installation goes on, and a torch reference does the same more slowly.
-            optional=True,
-        )
-    ]
-)
+
+def library(name: str, *flags: str) -> Extension:
+    """kernels/_NAME from kernels/NAME.c. Without a compiler the installation goes on, on a slower torch reference."""
+    return Extension(
+        f"darknight.kernels._{name}",
+        sources=[f"src/darknight/kernels/{name}.c"],
+        depends=["setup.py"],
+        extra_compile_args=["-O3", "-fopenmp-simd", *flags],
+        optional=True,
+    )
+
+
+# Nobody looks at floating-point exceptions, and a product is rounded before it is added to, as in torch.
+setup(ext_modules=[library("weigh"), library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")])

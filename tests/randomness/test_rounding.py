@@ -12,7 +12,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from darknight.randomness import rounding_uniforms
+from darknight.randomness import rounding_words
 from randomness.judges import RejectedError, independent_pair, uniform_integers
 
 INDEX = {"seed": 7, "layer": "features.0", "call": 3, "kind": "grad_input"}
@@ -24,16 +24,16 @@ OTHERS = {
 }
 
 
-def steps(uniforms):
-    """In units of 2^-24."""
-    return (uniforms.double() * 2**24).reshape(-1)
+def steps(words):
+    """What the rounding makes of a word, in units of 2^-24."""
+    return words.bitwise_and(2**24 - 1).double().reshape(-1)
 
 
 def test_they_depend_on_nothing_but_their_index():
-    first = rounding_uniforms((50, 3), **INDEX)
+    first = rounding_words((50, 3), **INDEX)
     torch.manual_seed(1)
-    rounding_uniforms((1000,), **{**INDEX, "call": 4})
-    assert torch.equal(rounding_uniforms((50, 3), **INDEX), first)
+    rounding_words((1000,), **{**INDEX, "call": 4})
+    assert torch.equal(rounding_words((50, 3), **INDEX), first)
 
 
 def test_known_answer_by_the_block_cipher_alone():
@@ -41,17 +41,17 @@ def test_known_answer_by_the_block_cipher_alone():
     key = hashlib.sha256(json.dumps(["darknight/rounding/v1", 7, "features.0", 3, "grad_input"]).encode()).digest()
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     words = struct.unpack("<8I", cipher.update(struct.pack(">4Q", 0, 0, 0, 1)))
-    assert rounding_uniforms((8,), **INDEX).tolist() == [word % 2**24 / 2**24 for word in words]
+    assert steps(rounding_words((8,), **INDEX)).tolist() == [word % 2**24 for word in words]
 
 
 @pytest.mark.parametrize(("part", "other"), [(part, other) for part, others in OTHERS.items() for other in others])
 def test_another_value_of_any_part_of_the_index_gives_independent_uniforms(part, other):
-    here, there = (steps(rounding_uniforms((20_000,), **index)) for index in (INDEX, {**INDEX, part: other}))
+    here, there = (steps(rounding_words((20_000,), **index)) for index in (INDEX, {**INDEX, part: other}))
     independent_pair(here, there, 1 << 24)
 
 
 def test_equal_uniforms_would_be_rejected_as_dependent():
-    here = steps(rounding_uniforms((20_000,), **INDEX))
+    here = steps(rounding_words((20_000,), **INDEX))
     with pytest.raises(RejectedError, match="joint"):
         independent_pair(here, here, 1 << 24)
 
@@ -59,38 +59,37 @@ def test_equal_uniforms_would_be_rejected_as_dependent():
 def test_parts_of_the_index_cannot_be_shifted_into_each_other():
     """("a", 1, "2b") and ("a1", 2, "b") are different places, however they are joined."""
     places = [("a", 11, "b"), ("a1", 1, "b"), ("a", 1, "1b"), ("a, 1", 1, "b"), ('a", 1, "b', 1, "b"), ("b", 1, "a")]
-    found = [rounding_uniforms((8,), seed=0, layer=layer, call=call, kind=kind) for layer, call, kind in places]
+    found = [rounding_words((8,), seed=0, layer=layer, call=call, kind=kind) for layer, call, kind in places]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(found, 2))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 1000])
 def test_an_element_keeps_its_uniform_when_the_tensor_grows(count):
     """Another batch size or another K pads the tensor at the end and shifts nothing."""
-    assert torch.equal(rounding_uniforms((count,), **INDEX), rounding_uniforms((4321,), **INDEX)[:count])
+    assert torch.equal(rounding_words((count,), **INDEX), rounding_words((4321,), **INDEX)[:count])
 
 
 def test_the_shape_only_arranges_them():
-    flat = rounding_uniforms((30,), **INDEX)
-    assert torch.equal(rounding_uniforms((2, 3, 5), **INDEX), flat.view(2, 3, 5))
-    assert rounding_uniforms((0, 3), **INDEX).shape == (0, 3)
+    flat = rounding_words((30,), **INDEX)
+    assert torch.equal(rounding_words((2, 3, 5), **INDEX), flat.view(2, 3, 5))
+    assert rounding_words((0, 3), **INDEX).shape == (0, 3)
 
 
-def test_they_are_uniform_multiples_of_2_to_the_minus_24_below_one(full):
-    uniforms = rounding_uniforms((10_000_000 if full else 300_000,), **INDEX)
-    assert uniforms.dtype == torch.float32
-    assert float(uniforms.max()) < 1.0
-    uniform_integers(steps(uniforms), 1 << 24)
+def test_their_lower_24_bits_are_uniform(full):
+    words = rounding_words((10_000_000 if full else 300_000,), **INDEX)
+    assert words.dtype == torch.int32
+    uniform_integers(steps(words), 1 << 24)
 
 
 def test_neighbouring_calls_are_uniform_together():
     """Element 0 of 8,000 calls."""
     index = {key: value for key, value in INDEX.items() if key != "call"}
-    firsts = torch.stack([rounding_uniforms((1,), call=call, **index) for call in range(8000)])
+    firsts = torch.stack([rounding_words((1,), call=call, **index) for call in range(8000)])
     uniform_integers(steps(firsts), 1 << 24)
 
 
 def test_uniforms_with_fewer_bits_are_rejected():
     """Half precision has 11 bits: rounding would be biased by 2^-12."""
-    coarse = rounding_uniforms((300_000,), **INDEX).half().float().clamp_(max=1 - 2.0**-11)
+    coarse = steps(rounding_words((300_000,), **INDEX)).mul(2.0**-24).half().clamp_(max=1 - 2.0**-11)
     with pytest.raises(RejectedError, match="residues"):
-        uniform_integers(steps(coarse), 1 << 24)
+        uniform_integers(coarse.double() * 2**24, 1 << 24)

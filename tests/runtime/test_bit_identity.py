@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import darknight as dk
+from darknight.kernels import masking
 from fleet.threads import thread_fleet
 from runtime.scripts import batch, forced, network, train, trained_alone, trained_by_fleet
 
@@ -49,6 +50,18 @@ def test_workers_and_enclave_train_the_same_weights_for_every_scheme(examples):
 def test_so_it_is_with_every_check_and_prime(prime, integrity, spares):
     scheme = dk.Scheme(inputs=3, colluders=1, spares=spares, arithmetic=dk.Field(prime, 9), integrity=integrity)
     assert torch.equal(trained_by_fleet(scheme), trained_alone(scheme))
+
+
+@pytest.mark.parametrize("examples", [4, 7])
+def test_compiled_kernels_and_the_reference_train_the_same_weights(monkeypatch, examples):
+    scheme = dk.Scheme(inputs=3, colluders=1)
+    compiled = trained_by_fleet(scheme, examples)
+    if masking.chosen() is None:
+        pytest.skip("no compiled kernels here")
+    monkeypatch.setattr(masking, "chosen", lambda: None)
+    monkeypatch.setattr("darknight.kernels.compiled.chosen", lambda: None)
+    assert torch.equal(trained_by_fleet(scheme, examples), compiled)
+    assert torch.equal(trained_alone(scheme, examples), compiled)
 
 
 def test_the_seed_decides_the_rounding_and_the_masks_do_not():

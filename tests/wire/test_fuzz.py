@@ -10,7 +10,6 @@ import os
 import random
 import tracemalloc
 from collections import Counter
-from itertools import islice
 
 import pytest
 import torch
@@ -22,8 +21,8 @@ from darknight.wire.codec import BadFrame
 from darknight.wire.grpc_link import connect
 from darknight.wire.identity import ENCLAVE, Identity
 from darknight.wire.link import LinkError
+from darknight.wire.mapped import Mapped
 from darknight.wire.readers import MessageReader, Question, ReplyReader
-from darknight.wire.seat import GrpcSeat
 from darknight.wire.tls import grpc
 from wire.peers import EchoSession, ask, backward, bench, expected, task, weights
 from wire.rogue import raw_stream, rogue_worker
@@ -367,14 +366,19 @@ def test_an_enclave_survives_every_worker(full):
 
 
 def test_an_enclave_survives_every_worker_of_its_machine(full, monkeypatch):
-    """Answers are in shared memory; what comes over the stream only says that they are there."""
-    rng, frames, ends = random.Random(5), GrpcSeat.frames, Counter()
+    """Answers are in shared memory; what comes over its door only says that they are there."""
+    rng, send, said, ends = random.Random(5), Mapped.send, [], Counter()
     tasks = [task(1), backward(2), task(3, torch.ones(300))]
 
-    def babbling(seat):
-        yield from mutated(rng, list(islice(frames(seat), len(tasks))))  # when all were asked
+    def babbling(mapped, frame):
+        said.append(frame)
+        if len(said) == len(tasks):  # when all were asked
+            for each in mutated(rng, said):
+                send(mapped, each)
+            said.clear()
+            mapped.hang_up()
 
-    monkeypatch.setattr(GrpcSeat, "frames", babbling)
+    monkeypatch.setattr(Mapped, "send", babbling)
     with bench(shared_memory=f"@darknight-test-{os.getpid()}") as made:
         for _ in range(200 if full else 30):
             link = made.connect()

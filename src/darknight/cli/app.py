@@ -10,6 +10,7 @@ from typer.exceptions import TyperException
 
 from darknight import __version__
 from darknight.cli.audit import audit
+from darknight.cli.bench import bench
 from darknight.cli.enclave import enclave
 from darknight.cli.fleet import fleet
 from darknight.cli.infer import infer
@@ -22,6 +23,9 @@ from darknight.cli.train import train
 from darknight.cli.verify import verify
 from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
+from darknight.runtime import keep_memory
+
+_STEADY = {"train", "infer", "enclave", "bench"}  # whose steps are alike; others give back what they do not need
 
 app = typer.Typer(
     add_completion=False,
@@ -39,6 +43,7 @@ app.command("seal")(seal)
 app.command("enclave")(enclave)
 app.command("submit")(submit_command)
 app.command("verify")(verify)
+app.command("bench")(bench)
 app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
 app.add_typer(fleet, name="fleet")
 
@@ -108,4 +113,6 @@ def _complain(message: str, code: int) -> int:
 
 def main() -> None:
     """The entry point of the installed script."""
+    if _STEADY.intersection(sys.argv[1:2]):
+        keep_memory()
     sys.exit(run(sys.argv[1:]))

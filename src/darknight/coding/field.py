@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from darknight.coding.batches import group_count, joined
 from darknight.coding.code import Code, Mixing, decoder, same_shape
-from darknight.kernels import combine
+from darknight.kernels import combine, unmask
+from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Stream, uniform_below
 
 
@@ -31,13 +33,60 @@ def encode(mixing: Mixing, groups: Tensor, prime: int, stream: Stream, *, rows: 
     return combine(_integers(chosen), [*groups.unbind(1), *noise], prime, out=shares, centred=False)
 
 
+def encode_values(
+    mixing: Mixing,
+    values: Tensor,
+    exponent: int,
+    words: Tensor | None,
+    *,
+    largest: int,
+    prime: int,
+    stream: Stream,
+    outs: Sequence[Tensor] | None = None,
+) -> tuple[Sequence[Tensor], Tensor]:
+    """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
+
+    words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. outs: where the shares
+    go, by worker.
+    """
+    shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
+    places = [torch.empty(shape, dtype=torch.int32) for _ in mixing.data] if outs is None else outs
+    quantised = encode_and_mask(
+        values,
+        exponent,
+        words,
+        _integers(mixing.rows),
+        uniform_below(stream, (mixing.colluders, *shape), prime),
+        prime,
+        inputs=mixing.inputs,
+        largest=largest,
+        outs=places,
+    )
+    return places, quantised
+
+
 def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:
     """y = L ybar (Eq. 3): answers (group, *feature) by worker -> centred integers (group, input, *feature), int32."""
-    rows, matrix = decoder(mixing, prime, replies)
-    some = same_shape([replies[row] for row in rows])
-    results = torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.int32)
-    combine(_integers(matrix), [replies[row] for row in rows], prime, out=results.transpose(0, 1), centred=True)
+    matrix, answers, results = _decoding(mixing, replies, prime)
+    ranges = [(0, prime - 1)] * len(answers)
+    combine(matrix, answers, prime, out=results.transpose(0, 1), centred=True, ranges=ranges)
     return results
+
+
+def decode_values(
+    mixing: Mixing, replies: Mapping[int, Tensor], prime: int, exponent: int, examples: int
+) -> tuple[Tensor, Tensor]:
+    """The same for so many examples (example, *feature), and beside it times 2^-exponent, as float32, in one pass.
+
+    The floats are no view of anything: a layer gives them away, and what follows it may write to them.
+    """
+    matrix, answers, results = _decoding(mixing, replies, prime)
+    floats = torch.empty(results.shape[0] * results.shape[1], *results.shape[2:], dtype=torch.float32)
+    groups = floats.view(results.shape).transpose(0, 1)
+    unmask(matrix, answers, prime, exponent, out=results.transpose(0, 1), floats=groups)
+    if examples < len(floats):
+        floats = floats.new_empty(0).set_(floats.untyped_storage(), 0, (examples, *floats.shape[1:]), floats.stride())
+    return joined(results, examples), floats
 
 
 def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
@@ -45,10 +94,28 @@ def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
 
     A sum and not a mean, because the loss already averages.
     """
+    return decode_gradient_values(code, replies, 0)[0]
+
+
+def decode_gradient_values(code: Code, replies: Mapping[int, Tensor], exponent: int) -> tuple[Tensor, Tensor]:
+    """The same, and beside it times 2^-exponent, as float32, in one pass."""
     assert code.prime is not None
     equations = [replies[row] for row in code.grad_rows]
-    total = torch.empty(1, *same_shape(equations).shape, dtype=torch.int32)
-    return combine([[1] * len(equations)], equations, code.prime, out=total, centred=True)[0]
+    total = torch.empty(same_shape(equations).shape, dtype=torch.int32)
+    floats = torch.empty_like(total, dtype=torch.float32)
+    ones = [[1] * len(equations)]
+    unmask(ones, equations, code.prime, exponent, out=total.unsqueeze(0), floats=floats.unsqueeze(0))
+    return total, floats
+
+
+def _decoding(
+    mixing: Mixing, replies: Mapping[int, Tensor], prime: int
+) -> tuple[list[list[int]], list[Tensor], Tensor]:
+    """L, the answers that it is for, and memory for (group, input, *feature)."""
+    rows, matrix = decoder(mixing, prime, replies)
+    answers = [replies[row] for row in rows]
+    some = same_shape(answers)
+    return _integers(matrix), answers, torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.int32)
 
 
 def syndromes(checks: Sequence[Sequence[int]], answers: Sequence[Tensor], prime: int) -> Tensor:

@@ -7,12 +7,15 @@ import math
 from torch import Tensor
 
 from darknight.errors import EncodingError
-from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
+from darknight.kernels import checksum, dequantise, moments, quantise_nearest, quantise_stochastic
+from darknight.kernels import largest_magnitude as _largest
 
 __all__ = [
+    "checksum",
     "dequantise",
     "exponent_for",
     "largest_magnitude",
+    "moments",
     "quantise_nearest",
     "quantise_stochastic",
 ]
@@ -22,9 +25,7 @@ _EXPONENTS = 120  # 2^+-120 fits float32
 
 def largest_magnitude(values: Tensor) -> float:
     """max |value|; raises EncodingError when a value is NaN or infinite."""
-    if not values.numel():
-        return 0.0
-    largest = float(values.abs().amax())
+    largest = _largest(values)
     if not math.isfinite(largest):
         raise EncodingError("values that are NaN or infinite cannot be encoded. Look for the layer that produced them.")
     return largest

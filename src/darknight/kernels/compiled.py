@@ -1,6 +1,6 @@
-"""The library built from weigh.c, if this installation has it.
+"""The libraries built from the C files beside this one, if this installation has them; here, that of weigh.c.
 
-A plain shared library without Python's headers, called through ctypes, which lets other threads run meanwhile. What is
+Plain shared libraries without Python's headers, called through ctypes, which lets other threads run meanwhile. What is
 handed over was checked here: a wrong shape raises before any memory is touched.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (_POINTER, *[_NUMBER] * 6, _POINTER, _NUMBER, _NUMBER, _POINTER)
 _logger = logging.getLogger("darknight.kernels")
 
-Function = Callable[..., None]
+Function = Callable[..., Any]
 
 
 def suits(values: Tensor, vectors: Tensor) -> bool:
@@ -82,7 +83,7 @@ def chosen() -> Function | None:
         )
     if function is None and not wish:
         _logger.warning(
-            "no compiled kernels in this installation: checks take about twice the time. "
+            "no compiled kernels in this installation: masking and checks take several times as long. "
             "Install DarKnight where there is a C compiler to have them."
         )
     else:
@@ -91,15 +92,19 @@ def chosen() -> Function | None:
 
 
 def _loaded(symbol: str) -> Function | None:
-    """None where there is no library, or one that does not belong to these sources or this machine."""
+    return loaded("weigh", symbol, _ARGUMENTS)
+
+
+def loaded(name: str, symbol: str, arguments: Sequence[type], result: type | None = None) -> Function | None:
+    """A function of NAME.c; None where there is no library, or one that is not of these sources or this machine."""
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_weigh{suffix}")
+        path = Path(__file__).with_name(f"_{name}{suffix}")
         if path.exists():
             try:
                 function = getattr(ctypes.CDLL(str(path)), symbol)
             except (OSError, AttributeError):
                 return None
-            function.argtypes, function.restype = _ARGUMENTS, None
-            result: Function = function
-            return result
+            function.argtypes, function.restype = arguments, result
+            found: Function = function
+            return found
     return None

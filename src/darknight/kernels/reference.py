@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -38,6 +39,48 @@ def combine(
     return out
 
 
+def encode(
+    values: Tensor,
+    exponent: int,
+    words: Tensor | None,
+    matrix: Sequence[Sequence[int]],
+    noise: Tensor,
+    prime: int,
+    *,
+    inputs: int,
+    outs: Sequence[Tensor | None],
+) -> Tensor:
+    """Quantises values (example, ...), and masks them in groups of `inputs` with noise (noise row, group, ...).
+
+    outs: (group, ...) for each row of the matrix (worker, input and noise row), in [0, prime); None where nobody wants
+    it. words: of the rounding; None for the nearest. Examples that are missing in the last group are zeros. Returns the
+    quantised values.
+    """
+    quantised = quantise_nearest(values, exponent) if words is None else quantise_stochastic(values, exponent, words)
+    examples, groups = len(quantised), noise.shape[1]
+    padding = quantised.new_zeros(groups * inputs - examples, *quantised.shape[1:])
+    whole = torch.cat([quantised, padding]) if len(padding) else quantised
+    sources = [*whole.reshape(groups, inputs, *whole.shape[1:]).unbind(1), *noise]
+    for row, out in zip(matrix, outs, strict=True):
+        if out is not None:
+            combine([row], sources, prime, out=out.unsqueeze(0), centred=False)
+    return quantised
+
+
+def unmask(
+    matrix: Sequence[Sequence[int]],
+    sources: Sequence[Tensor],
+    prime: int,
+    exponent: int,
+    *,
+    out: Tensor,
+    floats: Tensor,
+) -> None:
+    """Centred combinations into `out`, and times 2^-exponent into `floats`, float32."""
+    combine(matrix, sources, prime, out=out, centred=True)
+    floats.copy_(dequantise(out, exponent, torch.float32))
+
+
 def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:
     """out[row] = sum over source of matrix[row][source] * sources[source], in out's dtype.
 
@@ -56,11 +99,25 @@ def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
     return values.mul(2.0**exponent).round_().to(torch.int32)
 
 
-def quantise_stochastic(values: Tensor, exponent: int, uniforms: Tensor) -> Tensor:
-    """Down or up to an integer, up where u < the fraction of values * 2^exponent: unbiased for uniform u, as int32."""
+def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
+    """Down or up to an integer, up where u < the fraction of values * 2^exponent: unbiased for uniform u, as int32.
+
+    u is made of the lower 24 bits of a random word, as a fraction of 2^24.
+    """
     scaled = values.mul(2.0**exponent)
     lower = scaled.floor()
+    uniforms = words.bitwise_and((1 << 24) - 1).to(torch.float32).mul_(2.0**-24)
     return lower.add_(uniforms < scaled.sub_(lower)).to(torch.int32)
+
+
+def largest_magnitude(values: Tensor) -> float:
+    """max |value|; infinite or NaN if a value is."""
+    return max(float(value.abs()) for value in values.aminmax()) if values.numel() else 0.0
+
+
+def cut_words(words: Tensor, mask: int, last: int) -> Tensor:
+    """Cuts words to the bits of `mask` in place; returns the places, in order, of those that are still above `last`."""
+    return (words.bitwise_and_(mask) > last).nonzero().squeeze(1)
 
 
 def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
@@ -69,6 +126,46 @@ def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
     if abs(exponent) > _FLOAT32_EXPONENTS:  # the scale itself would leave float32
         wide = torch.float64
     return integers.to(wide).mul_(2.0**-exponent).to(dtype)
+
+
+# --- sums over what was quantised -------------------------------------------------------------------------------------
+CHECKSUM_TILE = 1024
+
+
+def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+    """(outer, channel, inner) -> by outer and by channel, the sum and the sum of squares: (outer, 2), (channel, 2).
+
+    Of round(values * 2^exponent), or of integers as they are; of magnitudes up to 2^12. Exact, in int64.
+    """
+    integers = (quantise_nearest(values, exponent) if values.is_floating_point() else values).to(torch.int64)
+    squares = integers.square()
+    rows, columns = (torch.stack([integers.sum(axes), squares.sum(axes)], dim=1) for axes in ((1, 2), (0, 2)))
+    return rows, columns
+
+
+def checksum(quantised: Tensor) -> int:
+    """int32 (row, ...) -> 64 bits that change with every value and its place; against accidents, not against anybody.
+
+    A row is cut into tiles of 1024. The sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * value
+    modulo 2^32), modulo 2^64.
+    """
+    total = 0
+    for number, row in enumerate(quantised.flatten(1)):
+        tiles = torch.nn.functional.pad(row.to(torch.int64), (0, -len(row) % CHECKSUM_TILE)).view(-1, CHECKSUM_TILE)
+        sums = (tiles * checksum_weights()).sum(1).bitwise_and((1 << 32) - 1)
+        line = sums * torch.arange(1, 2 * len(sums), 2)  # int64 wraps modulo 2^64
+        total += (2 * number + 1) * int(line.sum())
+    return total % 2**64
+
+
+@cache
+def checksum_weights() -> Tensor:
+    """A number of 32 bits for each place in a tile, without a pattern; int64. (No secret: nobody chooses accidents.)"""
+    places = torch.arange(1, CHECKSUM_TILE + 1, dtype=torch.int64)
+    for shift, factor in ((31, -0x61C8864680B583EB), (27, -0x6B2FB644ECCEEE15)):
+        places = (places + 1) * factor
+        places ^= places >> shift
+    return places.bitwise_and((1 << 32) - 1)
 
 
 # --- weighed sums -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from darknight.models.description import Description, describe
 from darknight.models.layer_types import LAYERS, LayerType
 from darknight.models.mlp import MLP
 from darknight.models.mobilenet import MobileNetV1, MobileNetV2
-from darknight.models.registry import MODELS, Entry, Form, build_model, check_sizes
+from darknight.models.registry import MODELS, Entry, Form, build_model, canonical, check_sizes
 from darknight.models.resnet import ResNet
 from darknight.models.small import SmallCNN
 from darknight.models.vgg import VGG
@@ -42,6 +42,7 @@ __all__ = [
     "SmallCNN",
     "build_described",
     "build_model",
+    "canonical",
     "check_description",
     "check_sizes",
     "describe",

@@ -16,7 +16,7 @@ from darknight.randomness.distributions import (
     uniform_below,
 )
 from darknight.randomness.keystream import Randomness, Stream
-from darknight.randomness.rounding import rounding_uniforms
+from darknight.randomness.rounding import rounding_words
 
 __all__ = [
     "Randomness",
@@ -24,7 +24,7 @@ __all__ = [
     "grid_gaussian",
     "haar_orthogonal",
     "random_signs",
-    "rounding_uniforms",
+    "rounding_words",
     "standard_normal",
     "uniform_below",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import RandomnessError
+from darknight.kernels import cut_words
 from darknight.randomness.keystream import Stream
 
 _GAUSSIAN_BITS = 30  # of a standard deviation: beyond it, rounding a float64 product is visibly uneven
@@ -44,12 +45,13 @@ def uniform_below(stream: Stream, shape: Sequence[int], bound: int, *, out: Tens
         raise RandomnessError(f"bound {bound}; uniform integers need 1 <= bound <= 2^62.")
     dtype = torch.int32 if bound <= 1 << 31 else torch.int64
     mask = (1 << (bound - 1).bit_length()) - 1
-    values = stream.words(math.prod(shape), dtype, out=_flat(out, dtype)).bitwise_and_(mask)
-    while bound <= mask:
-        rejected = (values > bound - 1).nonzero().squeeze(1)
-        values[rejected] = redrawn = stream.words(len(rejected), dtype).bitwise_and_(mask)
-        if not bool((redrawn > bound - 1).any()):
-            break
+    values = stream.words(math.prod(shape), dtype, out=_flat(out, dtype))
+    rejected = cut_words(values, mask, bound - 1)
+    while len(rejected):
+        redrawn = stream.words(len(rejected), dtype)
+        again = cut_words(redrawn, mask, bound - 1)
+        values[rejected] = redrawn
+        rejected = rejected[again]
     return values.view(tuple(shape))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from darknight.errors import RangeError
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.operand import Operand, Product
 from darknight.types import Pass
 
 
@@ -18,23 +19,24 @@ class FieldAlone:
         self._prime = prime
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
-    ) -> tuple[Tensor, Saved]:
-        y = op.forward(x.to(torch.float64), weights.tensor.to(torch.float64))
-        return self._in_range(y, Pass.FORWARD), Saved(call=0, x_shape=tuple(x.shape), weights=weights)
+        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+    ) -> tuple[Product, Saved]:
+        y = op.forward(x.integers.to(torch.float64), weights.tensor.to(torch.float64))
+        product = Product(self._in_range(y, Pass.FORWARD), x.exponent + weights.exponent)
+        return product, Saved(call=0, x_shape=x.shape, weights=weights)
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
-    ) -> dict[Pass, Tensor]:
+        self, layer: Layer, saved: Saved, x: Operand, delta: Operand, passes: tuple[Pass, ...], *, further: bool
+    ) -> dict[Pass, Product]:
         w = saved.weights.tensor.to(torch.float64)
-        op, wide = saved.weights.op, delta.to(torch.float64)
+        op, wide = saved.weights.op, delta.integers.to(torch.float64)
         results = {}
         if Pass.GRAD_INPUT in passes:
-            gx = op.grad_input(wide, w, saved.x_shape)
-            results[Pass.GRAD_INPUT] = self._in_range(gx, Pass.GRAD_INPUT)
+            gx = self._in_range(op.grad_input(wide, w, saved.x_shape), Pass.GRAD_INPUT)
+            results[Pass.GRAD_INPUT] = Product(gx, delta.exponent + saved.weights.exponent)
         if Pass.GRAD_WEIGHT in passes:
-            gw = op.grad_weight(x.to(torch.float64), wide, tuple(w.shape))
-            results[Pass.GRAD_WEIGHT] = self._in_range(gw, Pass.GRAD_WEIGHT)
+            gw = op.grad_weight(x.integers.to(torch.float64), wide, tuple(w.shape))
+            results[Pass.GRAD_WEIGHT] = Product(self._in_range(gw, Pass.GRAD_WEIGHT), delta.exponent + x.exponent)
         return results
 
     def _in_range(self, values: Tensor, kind: Pass) -> Tensor:

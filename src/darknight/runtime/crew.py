@@ -23,6 +23,7 @@ from darknight.coding import Scheme
 from darknight.errors import FleetError, WorkerError
 from darknight.fleet import Custody, Fleet, Seats
 from darknight.runtime.layer import Layer, SentWeights
+from darknight.runtime.phases import phase
 from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
 
 T = TypeVar("T")
@@ -106,6 +107,17 @@ class Crew:
             return None
         return holder[0]
 
+    def places(self, shape: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], Tensor]]:
+        """By seat, its worker with its epoch, and a tensor of int32 in memory that it sees, where there is any."""
+        found = {}
+        for seat in range(len(self.seats)):
+            worker = self.seats.worker(seat)
+            if worker is not None:
+                holder, place = self.now(worker), self._fleet.place(worker, shape, torch.int32)
+                if place is not None:
+                    found[seat] = holder, place
+        return found
+
     # --- work -------------------------------------------------------------------------------------------------------
     def run(
         self,
@@ -142,10 +154,12 @@ class Crew:
         first, nothing = {}, Expected({}, torch.int32, self._prime)
         for order in orders.values():
             try:
-                self._give(weights, order.worker)
-                if order.first is not None:
-                    first[order.worker] = self._fleet.ask(order.worker, order.first, nothing)
-                asked[order.worker] = self._fleet.ask(order.worker, order.task, order.expected)
+                with phase("send weights"):
+                    self._give(weights, order.worker)
+                with phase("send"):
+                    if order.first is not None:
+                        first[order.worker] = self._fleet.ask(order.worker, order.first, nothing)
+                    asked[order.worker] = self._fleet.ask(order.worker, order.task, order.expected)
                 sent += order.bytes
             except WorkerError as error:
                 lost[order.worker] = error
@@ -155,7 +169,8 @@ class Crew:
         begun += time.perf_counter() - busy  # not a time of waiting
         try:
             forms = {order.worker: order.expected for order in orders.values()}
-            outcome = self._fleet.gather(asked, forms, key, within=within)
+            with phase("receive"):
+                outcome = self._fleet.gather(asked, forms, key, within=within)
             # If one of these was refused, so was the task. But none may stay open: it would hold memory for ever.
             for worker in first.keys() & outcome.lost.keys():
                 self._fleet.owes(worker, first[worker])

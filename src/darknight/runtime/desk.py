@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,8 +46,9 @@ class Desk:
     def expected(self, shapes: Mapping[Pass, tuple[int, ...]]) -> Expected:
         return Expected(shapes, self.dtype, self.prime)
 
-    def clear_share(self, code: Code, deltas: Tensor, seat: int) -> Tensor:
+    def clear_share(self, code: Code, deltas: Sequence[Tensor] | Tensor, seat: int) -> Tensor:
         """What the worker of a seat makes of gradients in the clear."""
+        assert isinstance(deltas, Tensor)
         return either.combine_clear(self.coefficients(code, seat), deltas, self.prime)
 
     def coefficients(self, code: Code, seat: int) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ from darknight.runtime.crew import Crew
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered
 from darknight.runtime.layer import Layer, Saved
-from darknight.runtime.sending import BackwardRound, ForwardRound
+from darknight.runtime.sending import BackwardRound, ForwardRound, Shares
 from darknight.types import Pass
 
 
@@ -50,10 +50,15 @@ class Exchange:
         """Tells workers which calls and weights are over."""
         self._crew.forget()
 
+    def places(self, shape: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], Tensor]]:
+        """By seat, its worker with its epoch, and memory of that worker's for a share, where there is such memory."""
+        self._desk.begin()
+        return self._crew.places(shape)
+
     # --- passes -----------------------------------------------------------------------------------------------------
     @contextmanager
     def forward(
-        self, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, saved: Saved, keep: bool
+        self, layer: Layer, op: BilinearOp, code: Code, shares: Shares, saved: Saved, keep: bool
     ) -> Iterator[Gathered]:
         """Enough answers to decode, by seat. Notes in `saved` who keeps which share."""
         try:
@@ -68,7 +73,7 @@ class Exchange:
         layer: Layer,
         saved: Saved,
         code: Code,
-        deltas: Tensor,
+        deltas: Shares,
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
     ) -> Iterator[dict[Pass, Gathered]]:
@@ -79,7 +84,7 @@ class Exchange:
         finally:
             self._crew.custody.forget(masking)
 
-    def clear_share(self, code: Code, deltas: Tensor, seat: int) -> Tensor:
+    def clear_share(self, code: Code, deltas: Shares, seat: int) -> Tensor:
         """What the worker of a seat makes of gradients in the clear."""
         return self._desk.clear_share(code, deltas, seat)
 

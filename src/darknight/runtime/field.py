@@ -14,17 +14,13 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
 from darknight.coding import Field, Scheme
-from darknight.coding.fixed_point import (
-    dequantise,
-    exponent_for,
-    largest_magnitude,
-    quantise_nearest,
-    quantise_stochastic,
-)
+from darknight.coding.fixed_point import checksum, exponent_for, largest_magnitude, quantise_nearest
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
-from darknight.randomness import rounding_uniforms
+from darknight.randomness import rounding_words
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.operand import Operand, Product
+from darknight.runtime.phases import phase
 from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent
 from darknight.types import Pass
 
@@ -43,12 +39,12 @@ class Products(Protocol):
     """
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
-    ) -> tuple[Tensor, Saved]: ...
+        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+    ) -> tuple[Product, Saved]: ...
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
-    ) -> dict[Pass, Tensor]: ...
+        self, layer: Layer, saved: Saved, x: Operand, delta: Operand, passes: tuple[Pass, ...], *, further: bool
+    ) -> dict[Pass, Product]: ...
 
 
 class FieldCalls:
@@ -72,15 +68,22 @@ class FieldCalls:
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
     ) -> tuple[Tensor, Saved]:
         values = _wide(x)
+        largest = self._largest(values)
 
         def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
-            quantised = quantise_nearest(values, exponent)
-            y, saved = self._products.forward(layer, op, quantised, weights, keep, further=further)
-            saved.exponent, saved.checksum = exponent, _checksum(quantised) if keep else (0, 0)
-            return dequantise(y, exponent + weights.exponent, dtype), saved
+            operand = Operand(values, exponent, largest)
+            y, saved = self._products.forward(layer, op, operand, weights, keep, further=further)
+            with phase("checksum"):
+                saved.exponent, saved.largest = exponent, largest
+                saved.checksum = checksum(operand.integers) if keep else 0
+                # Of the first scale, if this is a smaller one: powers of two, and nothing else, are between them.
+                saved.sizes = None if sizes is None else sizes.times(2.0 ** (exponent - first))
+            with phase("decode"):
+                return y.to(dtype), saved
 
-        exponent = input_exponent(self._arithmetic, op, values, weights, self._certain)
-        return self._repeated(layer, values, exponent, attempt)
+        with phase("scale"):
+            first, sizes = input_exponent(self._arithmetic, op, values, largest, weights, self._certain)
+        return self._repeated(layer, largest, first, attempt)
 
     def backward(
         self,
@@ -92,33 +95,46 @@ class FieldCalls:
         dtypes: dict[Pass, torch.dtype],
     ) -> dict[Pass, Tensor]:
         values = _wide(delta)
-        quantised = quantise_nearest(_wide(x), saved.exponent)
-        if Pass.GRAD_WEIGHT in passes and _checksum(quantised) != saved.checksum:
+        largest = self._largest(values)
+        operand = Operand(_wide(x), saved.exponent, saved.largest)
+        with phase("encode"):
+            quantised = operand.integers
+        with phase("checksum"):
+            changed = Pass.GRAD_WEIGHT in passes and checksum(quantised) != saved.checksum
+        if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
-        uniforms = rounding_uniforms(
-            delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
-        )
-        other = {Pass.GRAD_INPUT: saved.weights.exponent, Pass.GRAD_WEIGHT: saved.exponent}
+        with phase("keystream"):
+            words = rounding_words(
+                delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
+            )
 
         def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
-            rounded = quantise_stochastic(values, exponent, uniforms)
-            results = self._products.backward(layer, saved, quantised, rounded, passes, further=further)
-            return {kind: dequantise(results[kind], exponent + other[kind], dtypes[kind]) for kind in passes}
+            rounded = Operand(values, exponent, largest, words)
+            results = self._products.backward(layer, saved, operand, rounded, passes, further=further)
+            with phase("decode"):
+                return {kind: results[kind].to(dtypes[kind]) for kind in passes}
 
-        exponent = gradient_exponent(
-            self._arithmetic,
-            saved.weights.op,
-            values,
-            quantised,
-            saved.weights,
-            certain_input=self._certain,
-            certain_weight=self._certain_weight,
-        )
-        return self._repeated(layer, values, exponent, attempt)
+        with phase("scale"):
+            exponent = gradient_exponent(
+                self._arithmetic,
+                saved.weights.op,
+                values,
+                largest,
+                quantised,
+                saved.sizes,
+                saved.weights,
+                certain_input=self._certain,
+                certain_weight=self._certain_weight,
+            )
+        return self._repeated(layer, largest, exponent, attempt)
 
-    def _repeated(self, layer: Layer, values: Tensor, exponent: int, attempt: Callable[[int, bool], T]) -> T:
+    def _largest(self, values: Tensor) -> float:
+        with phase("scale"):
+            return largest_magnitude(values)
+
+    def _repeated(self, layer: Layer, largest: float, exponent: int, attempt: Callable[[int, bool], T]) -> T:
         """`attempt` at the first scale, from `exponent` down, whose results stay in range."""
-        last = exponent_for(largest_magnitude(values), 1)  # one bit is left of the largest value
+        last = exponent_for(largest, 1)  # one bit is left of the largest value
         further = False
         while exponent >= last:
             try:
@@ -130,35 +146,5 @@ class FieldCalls:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """float32 or float64: the narrower floats have no room for the scaling."""
-    return values if values.dtype == torch.float64 else values.to(torch.float32)
-
-
-def _checksum(quantised: Tensor) -> tuple[int, int]:
-    """Against accidents: what workers hold shares of must be what their answers are checked with.
-
-    A lost share is made again from these values, and from changed ones it would be another share under the same noise:
-    so the sums notice values that only changed places, too.
-    """
-    flat, plain, weighted = quantised.flatten(), 0, 0
-    for begin in range(0, flat.numel(), _BLOCK):
-        part = flat[begin : begin + _BLOCK].to(torch.int64)
-        plain += int(part.sum())
-        weighted += int((part * _spread(begin, part.numel())).sum())
-    return plain, weighted % 2**64
-
-
-_BLOCK = 1 << 18
-_weights = torch.empty(0, dtype=torch.int64)
-
-
-def _spread(begin: int, count: int) -> Tensor:
-    """A number of 64 bits for each place, without a pattern. (No secret: nobody chooses what accident happens.)"""
-    global _weights
-    if not _weights.numel():
-        places = torch.arange(_BLOCK, dtype=torch.int64)
-        for shift, factor in ((31, -0x61C8864680B583EB), (27, -0x6B2FB644ECCEEE15)):
-            places = (places + 1) * factor
-            places ^= places >> shift
-        _weights = places | 1
-    return _weights[:count] * (2 * (begin // _BLOCK) + 1)
+    """float32 or float64, without gaps: the narrower floats have no room for the scaling."""
+    return (values if values.dtype == torch.float64 else values.to(torch.float32)).contiguous()

@@ -12,6 +12,7 @@ from darknight.coding import Code
 from darknight.coding.real import Grid
 from darknight.errors import UsageError
 from darknight.ops import BilinearOp
+from darknight.runtime.sizes import Sizes
 from darknight.types import Weights
 
 LayerState = Mapping[str, float | int | None]
@@ -27,6 +28,7 @@ class SentWeights:
     tensor: Tensor
     exponent: int
     message: Weights | None = field(default=None, repr=False)  # the one object that is posted to every worker
+    sizes: tuple[Sizes, Sizes] | None = None  # of what an element of y meets, and an element of gx (Field)
 
 
 @dataclass(eq=False)
@@ -72,10 +74,10 @@ def check_state(name: str, state: LayerState) -> None:
 class Saved:
     """A forward call whose backward pass may come. While it lives, workers keep its shares.
 
-    code: the coefficients of this call. exponent and checksum: of the quantised input, which is quantised again for the
-    backward pass (Field). values and grid: the input as it was encoded, kept because recomputing it would give other
-    values (Real). stream: of the noise, to make a lost share again. holders: by seat, the worker that keeps the share,
-    and its epoch.
+    code: the coefficients of this call. exponent, largest magnitude, checksum and sizes: of the input, which is
+    quantised again for the backward pass (Field). values and grid: the input as it was encoded, kept because
+    recomputing it would give other values (Real). stream: of the noise, to make a lost share again. holders: by seat,
+    the worker that keeps the share, and its epoch.
     """
 
     call: int
@@ -83,8 +85,10 @@ class Saved:
     weights: SentWeights
     code: Code | None = field(default=None, repr=False)
     exponent: int = 0
+    largest: float = 0.0
     values: Tensor | None = field(default=None, repr=False)
     grid: Grid | None = None
-    checksum: tuple[int, int] = (0, 0)
+    checksum: int = 0
+    sizes: Sizes | None = None
     stream: int = 0
     holders: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)

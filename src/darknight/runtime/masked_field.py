@@ -10,18 +10,22 @@ Leaks: shapes, which passes were asked for, and how often an attempt was repeate
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
-from darknight.coding import Field, Mixing, Scheme, draw_code, field, group_count, joined, virtual_batches
+from darknight.coding import Field, Mixing, Scheme, draw_code, field, group_count, virtual_batches
 from darknight.integrity import Given, parity, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
 from darknight.runtime.checking import checking
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.operand import Operand, Product
+from darknight.runtime.phases import phase
+from darknight.runtime.shares import PlacedShares
 from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
 
@@ -38,36 +42,40 @@ class MaskedField:
         self._trial = Trial(scheme, exchange, randomness, ledger)
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool, *, further: bool
-    ) -> tuple[Tensor, Saved]:
+        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+    ) -> tuple[Product, Saved]:
         # 1. Mask, with fresh coefficients (dense code) and fresh noise.
         code, noise = draw_code(self._scheme, self._randomness.fresh()), self._randomness.fresh()
         shares = self._shares(layer, "input", code.A, x, noise)
         # 2. Send, and wait for the answers.
-        saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
+        saved = Saved(call=self._exchange.open_call(), x_shape=x.shape, weights=weights, code=code)
         saved.stream = noise.number
         if keep:
             self._exchange.forget_with(saved)
         with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
             # 3. Unmask and check.
             case = Case(
-                decode=partial(self._unmasked, layer, Pass.FORWARD, code.A, x.shape[0]),
+                decode=partial(self._unmasked, layer, Pass.FORWARD, code.A, x.shape[0], x.exponent + weights.exponent),
                 verify=lambda y, _, further: verified_forward(
-                    op, y, x, weights.tensor, self._prime, self._randomness.fresh(), further=further
+                    op, y.integers, x.integers, weights.tensor, self._prime, self._randomness.fresh(), further=further
                 ),
                 given=lambda seat: Given(
-                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares.shape[1:]), x=shares[seat]
+                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=shares.shape, x=shares[seat]
                 ),
                 further=further,
             )
-            return self._trial.settled(layer, gathered, case), saved
+            settled = self._trial.settled(layer, gathered, case)
+        shares.release()
+        return settled, saved
 
     def backward(
-        self, layer: Layer, saved: Saved, x: Tensor, delta: Tensor, passes: tuple[Pass, ...], *, further: bool
-    ) -> dict[Pass, Tensor]:
-        code, op, w = saved.code, saved.weights.op, saved.weights.tensor
+        self, layer: Layer, saved: Saved, x: Operand, delta: Operand, passes: tuple[Pass, ...], *, further: bool
+    ) -> dict[Pass, Product]:
+        code, sent = saved.code, saved.weights
+        op, w = sent.op, sent.tensor
         assert code is not None
         # 1. Mask, with noise of its own.
+        deltas: PlacedShares | Tensor
         if code.masks_gradients:
             deltas = self._shares(layer, "gradient", code.B, delta, self._randomness.fresh())
         else:
@@ -75,8 +83,7 @@ class MaskedField:
 
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
-            groups, noise = virtual_batches(x, self._scheme.inputs), self._randomness.replay(saved.stream)
-            return field.encode(code.A, groups, self._prime, noise, rows=[seat])[0]
+            return x.share(code.A, self._prime, self._randomness.replay(saved.stream), seat)
 
         def given(kind: Pass, seat: int) -> Given:
             return Given(
@@ -90,17 +97,36 @@ class MaskedField:
 
         cases = {
             Pass.GRAD_INPUT: Case(
-                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0]),
+                decode=partial(
+                    self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], delta.exponent + sent.exponent
+                ),
                 verify=lambda gx, _, further: verified_grad_input(
-                    op, gx, delta, w, saved.x_shape, self._prime, self._randomness.fresh(), further=further
+                    op,
+                    gx.integers,
+                    delta.integers,
+                    w,
+                    saved.x_shape,
+                    self._prime,
+                    self._randomness.fresh(),
+                    further=further,
                 ),
                 given=partial(given, Pass.GRAD_INPUT),
                 further=further,
             ),
             Pass.GRAD_WEIGHT: Case(
-                decode=partial(field.decode_gradient, code),
+                decode=lambda answers: _product(
+                    *field.decode_gradient_values(code, answers, delta.exponent + x.exponent),
+                    delta.exponent + x.exponent,
+                ),
                 verify=lambda gw, _, further: verified_grad_weight(
-                    op, gw, x, delta, tuple(w.shape), self._prime, self._randomness.fresh(), further=further
+                    op,
+                    gw.integers,
+                    x.integers,
+                    delta.integers,
+                    tuple(w.shape),
+                    self._prime,
+                    self._randomness.fresh(),
+                    further=further,
                 ),
                 given=partial(given, Pass.GRAD_WEIGHT),
                 further=further,
@@ -109,31 +135,48 @@ class MaskedField:
         # 2. Send, and wait for the answers.
         with self._exchange.backward(layer, saved, code, deltas, passes, again) as gathered:
             # 3. Unmask and check.
-            return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
+            settled = {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
+        if isinstance(deltas, PlacedShares):
+            deltas.release()
+        return settled
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Tensor, noise: Stream) -> Tensor:
-        """(worker, group, *feature). Every masking has a stream of noise of its own."""
-        groups = virtual_batches(batch, self._scheme.inputs)
-        shares = field.encode(mixing, groups, self._prime, noise)
+    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Operand, noise: Stream) -> PlacedShares:
+        """By worker, (group, *feature). Every masking has a stream of noise of its own."""
+        shape = (group_count(batch.shape[0], self._scheme.inputs), *batch.shape[1:])
+        with phase("send"):
+            places = self._exchange.places(shape)
+        with phase("encode"):
+            tensors = batch.shares(mixing, self._prime, noise, {seat: place for seat, (_, place) in places.items()})
+        shares = PlacedShares(
+            tensors,
+            {seat: holder for seat, (holder, _) in places.items()},
+            lambda seat: batch.share(mixing, self._prime, self._randomness.replay(noise.number), seat),
+        )
         self._ledger.record(
             Masked(
                 layer=layer.label,
                 what=what,
                 examples=batch.shape[0],
-                groups=groups.shape[0],
-                features=batch[0].numel(),
+                groups=group_count(batch.shape[0], self._scheme.inputs),
+                features=prod(batch.shape[1:]),
                 nats=0.0,
             )
         )
         return shares
 
-    def _clear(self, layer: Layer, delta: Tensor) -> Tensor:
+    def _clear(self, layer: Layer, delta: Operand) -> Tensor:
         self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
-        groups = virtual_batches(delta, self._scheme.inputs)
+        groups = virtual_batches(delta.integers, self._scheme.inputs)
         return groups.remainder(self._prime).to(torch.int32)
 
-    def _unmasked(self, layer: Layer, kind: Pass, mixing: Mixing, examples: int, answers: dict[int, Tensor]) -> Tensor:
+    def _unmasked(
+        self, layer: Layer, kind: Pass, mixing: Mixing, examples: int, exponent: int, answers: dict[int, Tensor]
+    ) -> Product:
         if self._scheme.integrity in ("parity", "both"):
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_field_answers(mixing, answers, self._prime, kind)
-        return joined(field.decode(mixing, answers, self._prime), examples)
+        return _product(*field.decode_values(mixing, answers, self._prime, exponent, examples), exponent)
+
+
+def _product(integers: Tensor, floats: Tensor, exponent: int) -> Product:
+    return Product(integers, exponent, floats)

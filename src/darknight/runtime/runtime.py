@@ -28,6 +28,7 @@ from darknight.runtime.field import FieldCalls
 from darknight.runtime.layer import Layer, LayerState, Saved, SentWeights, check_state
 from darknight.runtime.masked_field import MaskedField
 from darknight.runtime.masked_real import MaskedReal
+from darknight.runtime.phases import phase
 from darknight.runtime.real import RealCalls
 from darknight.types import Pass
 
@@ -191,7 +192,8 @@ class Runtime:
                 )
             if keep and x.shape[0] == 1 and self.fleet is not None:
                 self._warn_of_one()
-            weights = self._weights(layer, op, w)
+            with phase("weights"):
+                weights = self._weights(layer, op, w)
             return self._calls.forward(layer, op, x, weights, dtype, keep)
 
     def backward(
@@ -256,7 +258,7 @@ class Runtime:
     @contextmanager
     def _call(self, layer: Layer) -> Iterator[None]:
         """One layer call: alone in the runtime, without autograd and autocast, timed."""
-        with self._lock, torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with self._lock, torch.no_grad(), torch.autocast("cpu", enabled=False), phase("rest", layer.label):
             if self._closed:
                 raise FleetError(
                     f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "

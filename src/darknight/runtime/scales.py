@@ -11,16 +11,16 @@ A scale is a function of the values alone, so a pass that is computed again give
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from math import prod
 
-import torch
 from torch import Tensor
 
 from darknight.coding import Field
-from darknight.coding.fixed_point import exponent_for, largest_magnitude
+from darknight.coding.fixed_point import exponent_for, largest_magnitude, moments
 from darknight.errors import EncodingError
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import SentWeights
+from darknight.runtime.sizes import Sizes
 
 TOO_LONG = (
     "the sums of this layer leave the field's range at every scale. Use a smaller batch, a larger prime, or keep the "
@@ -29,67 +29,78 @@ TOO_LONG = (
 _PEAK = 6.0  # peak of a sum of independent terms over its standard deviation
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Of rows of numbers: the largest |mean|, the largest root mean square, the length of a row."""
-
-    mean: float
-    rms: float
-    length: int
-
-    @classmethod
-    def of(cls, rows: Tensor) -> _Sizes:
-        if not rows.numel():
-            return cls(0.0, 0.0, 0)
-        means, squares = rows.mean(1).abs().amax(), rows.square().mean(1).amax()
-        return cls(float(means), math.sqrt(float(squares)), rows.shape[1])
+def _surveyed(op: BilinearOp, values: Tensor, exponent: int) -> tuple[Sizes, Sizes]:
+    """Of round(values * 2^exponent), or of integers: by example, and by channel."""
+    rows = op.rows(values)
+    by_row, by_channel = moments(rows.reshape(*rows.shape[:2], prod(rows.shape[2:])), exponent)
+    by_example = by_row.view(values.shape[0], -1, 2).sum(1)
+    return Sizes.of(by_example, values[0].numel()), Sizes.of(by_channel, values.numel() // max(1, rows.shape[1]))
 
 
-def input_exponent(arithmetic: Field, op: BilinearOp, x: Tensor, weights: SentWeights, certain: bool) -> int:
-    """The exponent of x, from x and the weights."""
-    largest = largest_magnitude(x)
+def _of_weights(weights: SentWeights) -> tuple[Sizes, Sizes]:
+    """What one element of y meets, and what one element of gx meets. The same for every call with these weights."""
+    if weights.sizes is None:
+        w = weights.tensor
+        first, second = moments(w.reshape(*w.shape[:2], prod(w.shape[2:])), 0)
+        sizes = Sizes.of(first, w[0].numel()), Sizes.of(second, w.numel() // max(1, w.shape[1]))
+        weights.sizes = sizes if weights.op.output_axis == 0 else (sizes[1], sizes[0])
+    return weights.sizes
+
+
+def input_exponent(
+    arithmetic: Field, op: BilinearOp, x: Tensor, largest: float, weights: SentWeights, certain: bool
+) -> tuple[int, Sizes | None]:
+    """The exponent of x, from x and the weights; and the sizes of x by channel at that scale, if they are known.
+
+    largest: the largest magnitude, here and below.
+    """
     exponent = exponent_for(largest, arithmetic.bits)
-    w = weights.tensor
     if certain:
-        return _lowered(exponent, largest, op.fan_in(w.double(), tuple(x.shape)), arithmetic.prime)
-    examples = _Sizes.of(_scaled(x, exponent).flatten(1))
-    return exponent - _bits_over(examples, _Sizes.of(op.by_output(w).to(torch.float32)), arithmetic.prime)
+        reach = op.fan_in(weights.tensor.double(), tuple(x.shape))
+        return _lowered(exponent, largest, reach, arithmetic.prime), None
+    by_example, by_channel = _surveyed(op, x, exponent)
+    over = _bits_over(by_example, _of_weights(weights)[0], arithmetic.prime)
+    return exponent - over, by_channel.times(2.0**-over)
 
 
 def gradient_exponent(
     arithmetic: Field,
     op: BilinearOp,
     delta: Tensor,
+    largest: float,
     quantised: Tensor,
+    inputs: Sizes | None,
     weights: SentWeights,
     *,
     certain_input: bool,
     certain_weight: bool,
 ) -> int:
-    """The exponent of delta, from delta, the quantised x and the weights; certain for each of the two gradients."""
-    largest = largest_magnitude(delta)
+    """The exponent of delta, from delta, the quantised x and the weights; certain for each of the two gradients.
+
+    inputs: the sizes of x by channel, if they are known.
+    """
     first = exponent_for(largest, arithmetic.bits)
     w, prime = weights.tensor, arithmetic.prime
-    scaled = _scaled(delta, first)
+    by_example, by_channel = _surveyed(op, delta, first)
     if certain_input:
         exponent = _lowered(first, largest, op.fan_out(w.double(), tuple(quantised.shape)), prime)
     else:
-        exponent = first - _bits_over(_Sizes.of(scaled.flatten(1)), _Sizes.of(op.by_input(w).to(torch.float32)), prime)
-    by_channel = _by_channel(op, scaled)
+        exponent = first - _bits_over(by_example, _of_weights(weights)[1], prime)
     if certain_weight:
         # One element of the gradient meets each element of delta at most once, in one output channel.
-        reach, peak = float(by_channel.abs().double().sum(1).amax()), largest_magnitude(quantised)
-        rows = by_channel.shape[1]
+        scaled = op.rows(delta.mul(2.0**first)).transpose(0, 1).flatten(1)
+        reach, peak = float(scaled.abs().double().sum(1).amax()), largest_magnitude(quantised)
+        rows = scaled.shape[1]
         while peak * (reach * 2.0 ** (exponent - first) + rows) > prime // 2:
             exponent -= 1
             if exponent <= first - arithmetic.bits:
                 raise EncodingError(TOO_LONG)
         return exponent
-    inputs = _Sizes.of(_by_channel(op, quantised.to(torch.float32)))
-    return min(exponent, first - _bits_over(inputs, _Sizes.of(by_channel), prime))
+    met = _surveyed(op, quantised, 0)[1] if inputs is None else inputs
+    return min(exponent, first - _bits_over(met, by_channel, prime))
 
 
-def _bits_over(values: _Sizes, others: _Sizes, prime: int) -> int:
+def _bits_over(values: Sizes, others: Sizes, prime: int) -> int:
     """By how many bits a sum over a row of `others` is expected to exceed the field's range.
 
     What all terms have in common, their means, adds up coherently; the rest adds up as independent terms do.
@@ -97,16 +108,6 @@ def _bits_over(values: _Sizes, others: _Sizes, prime: int) -> int:
     terms = others.length
     peak = terms * values.mean * others.mean + _PEAK * math.sqrt(terms) * values.rms * others.rms
     return max(0, math.ceil(math.log2(peak / (prime // 2)))) if peak else 0
-
-
-def _scaled(values: Tensor, exponent: int) -> Tensor:
-    """Near 2^bits, so that squares stay within float32."""
-    return values.mul(2.0**exponent).to(torch.float32)
-
-
-def _by_channel(op: BilinearOp, values: Tensor) -> Tensor:
-    """(channel, everything else)."""
-    return op.rows(values).transpose(0, 1).flatten(1)
 
 
 def _lowered(exponent: int, largest: float, reach: float, prime: int) -> int:

@@ -5,7 +5,7 @@ A round first asks everybody whose answer is wanted; `runtime.gathered` asks aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
@@ -17,8 +17,10 @@ from darknight.runtime.crew import Order, Round
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
+from darknight.runtime.shares import PlacedShares
 from darknight.types import BackwardTask, ForwardTask, Pass
 
+Shares = Sequence[Tensor] | Tensor  # by worker; of gradients in the clear, one tensor for all
 Meanwhile = Callable[[AbstractSet[int]], None]  # what to do for empty seats while workers compute
 
 
@@ -26,7 +28,7 @@ class ForwardRound:
     """The forward pass of a call. Notes in `saved` who keeps which share."""
 
     def __init__(
-        self, desk: Desk, layer: Layer, op: BilinearOp, code: Code, shares: Tensor, saved: Saved, keep: bool
+        self, desk: Desk, layer: Layer, op: BilinearOp, code: Code, shares: Shares, saved: Saved, keep: bool
     ) -> None:
         self._desk = desk
         self._crew = desk.crew
@@ -36,7 +38,8 @@ class ForwardRound:
         self._shares = shares
         self._saved = saved
         self._keeping = frozenset(code.grad_rows if keep else ())
-        self._shape = op.output_shape(tuple(shares.shape[1:]), tuple(saved.weights.tensor.shape))
+        one = shares.shape if isinstance(shares, PlacedShares) else tuple(shares[0].shape)
+        self._shape = op.output_shape(one, tuple(saved.weights.tensor.shape))
         self._failed: set[int] = set()
 
     def gathered(self) -> Gathered:
@@ -82,7 +85,9 @@ class ForwardRound:
         self._desk.note_sent(self._layer, call, seat, worker)
         return Order(
             holder=self._crew.now(worker),
-            task=self._task(call, self._shares[seat], compute=compute, keep=seat in self._keeping),
+            task=self._task(
+                call, _outgoing(self._shares, seat, self._crew.now(worker)), compute=compute, keep=seat in self._keeping
+            ),
             expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}),
         )
 
@@ -112,8 +117,8 @@ class ForwardRound:
 class BackwardRound:
     """The backward passes of a call.
 
-    deltas: (worker, group, *feature), or in the clear (group, input, *feature). again: the input share of a seat, made
-    once more. masking: the number of this masking of the gradient.
+    deltas: by worker (group, *feature), or in the clear (group, input, *feature). again: the input share of a seat,
+    made once more. masking: the number of this masking of the gradient.
     """
 
     def __init__(
@@ -122,7 +127,7 @@ class BackwardRound:
         layer: Layer,
         saved: Saved,
         code: Code,
-        deltas: Tensor,
+        deltas: Shares,
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
         masking: int,
@@ -219,7 +224,7 @@ class BackwardRound:
             desk.note_sent(self._layer, self._masking, seat, worker)
         return Order(
             holder=self._crew.now(worker),
-            task=self._task(seat, self._deltas if self._clear else self._deltas[seat], kinds, self._share_shape),
+            task=self._task(seat, self._delta(seat, worker), kinds, self._share_shape),
             expected=desk.expected({kind: self._shapes[kind] for kind in kinds}),
             first=first,
         )
@@ -229,12 +234,19 @@ class BackwardRound:
         orders = {
             seat: Order(
                 holder=self._crew.now(worker),
-                task=self._task(seat, mix(self._deltas if self._clear else self._deltas[seat]), (kind,), one),
+                task=self._task(seat, mix(self._delta(seat)), (kind,), one),
                 expected=self._desk.expected({kind: one}),
             )
             for seat, (worker, mix) in suspects.items()
         }
         return self._crew.question(self._saved.weights, orders=orders, key=self._key)
+
+    def _delta(self, seat: int, worker: int | None = None) -> Tensor:
+        """What the worker of a seat is sent; without a worker, the enclave's own."""
+        if not self._clear:
+            return self._deltas[seat] if worker is None else _outgoing(self._deltas, seat, self._crew.now(worker))
+        assert isinstance(self._deltas, Tensor)
+        return self._deltas
 
     def _own(self, kind: Pass, seat: int) -> Tensor:
         op, w, prime = self._saved.weights.op, self._saved.weights.tensor, self._desk.prime
@@ -261,6 +273,10 @@ class BackwardRound:
     @property
     def _key(self) -> tuple[object, ...]:
         return (self._layer.name, self._passes, self._share_shape)
+
+
+def _outgoing(shares: Shares, seat: int, holder: tuple[int, int]) -> Tensor:
+    return shares.outgoing(seat, holder) if isinstance(shares, PlacedShares) else shares[seat]
 
 
 def _nothing(_: AbstractSet[int]) -> None:

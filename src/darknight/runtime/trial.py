@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from darknight.runtime.checking import checking, freivalds_checks, note_unchecke
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.gathered import Gathered, Mix
 from darknight.runtime.layer import Layer
+from darknight.runtime.phases import phase
 from darknight.types import Pass
 
 WRONG = "a wrong answer"
@@ -36,10 +38,11 @@ _LARGEST = 3.0  # of the factors in a mixture of floats
 
 
 Answers = dict[int, Tensor]
+Result = TypeVar("Result")  # of a pass: integers and floats in the field, floats in real arithmetic
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Case:
+class Case(Generic[Result]):
     """One pass.
 
     decode: the result, from answers by seat; it raises if parity is checked and does not hold. verify: raises if the
@@ -47,8 +50,8 @@ class Case:
     given. spreads: by seat, how far an honest answer may be off (Real). further: the pass was checked before.
     """
 
-    decode: Callable[[Answers], Tensor]
-    verify: Callable[[Tensor, Answers, bool], object]
+    decode: Callable[[Answers], Result]
+    verify: Callable[[Result, Answers, bool], object]
     given: Callable[[int], blame.Given]
     spreads: Callable[[], dict[int, float]] = dict
     further: bool = False
@@ -64,7 +67,7 @@ class Trial:
         self._randomness = randomness
         self._ledger = ledger
 
-    def settled(self, layer: Layer, gathered: Gathered, case: Case) -> Tensor:
+    def settled(self, layer: Layer, gathered: Gathered, case: Case[Result]) -> Result:
         """The result of the pass, verified; without the workers that gave wrong answers."""
         out = [seat for seat, worker in gathered.by.items() if self._exchange.is_out(worker)]
         if out:  # since another pass of the same call: nothing that it gave is believed
@@ -86,15 +89,16 @@ class Trial:
                 note_unchecked(self._scheme, self._ledger, layer, gathered.kind)
                 return result
 
-    def _checked(self, layer: Layer, gathered: Gathered, case: Case) -> Tensor:
+    def _checked(self, layer: Layer, gathered: Gathered, case: Case[Result]) -> Result:
         kind, answers = gathered.kind, gathered.answers
-        result = case.decode(answers)
+        with phase("decode"):
+            result = case.decode(answers)
         if freivalds_checks(self._scheme, kind):
-            with checking(self._ledger, layer, kind, "freivalds"):
+            with phase("check"), checking(self._ledger, layer, kind, "freivalds"):
                 case.verify(result, answers, case.further)
         return result
 
-    def _punish(self, layer: Layer, gathered: Gathered, case: Case, check: str) -> None:
+    def _punish(self, layer: Layer, gathered: Gathered, case: Case[Result], check: str) -> None:
         """Puts out whoever gave a wrong answer, and replaces what it gave."""
         by, answers = dict(gathered.by), gathered.answers
         findings = {seat: WRONG for seat in by if not self._right(case, seat, answers[seat])}
@@ -131,7 +135,7 @@ class Trial:
             )
 
     # --- what is wrong ----------------------------------------------------------------------------------------------
-    def _right(self, case: Case, seat: int, answer: Tensor, weights: Tensor | None = None) -> bool:
+    def _right(self, case: Case[Result], seat: int, answer: Tensor, weights: Tensor | None = None) -> bool:
         """Whether the answer fits what its worker was given, or would with other `weights`."""
         given, stream = case.given(seat), self._randomness.fresh()
         if weights is not None:
@@ -140,12 +144,12 @@ class Trial:
             return blame.right_in_floats(given, answer, case.spreads()[seat], stream)
         return blame.right_in_field(given, answer, self._prime, stream)
 
-    def _equal(self, case: Case, seat: int, answer: Tensor, own: Tensor) -> bool:
+    def _equal(self, case: Case[Result], seat: int, answer: Tensor, own: Tensor) -> bool:
         if self._prime is None:
             return blame.equal_in_floats(answer, own, case.spreads()[seat])
         return blame.equal_in_field(answer, own, self._prime)
 
-    def _explained(self, layer: Layer, gathered: Gathered, case: Case, seats: Iterable[int]) -> dict[int, str]:
+    def _explained(self, layer: Layer, gathered: Gathered, case: Case[Result], seats: Iterable[int]) -> dict[int, str]:
         """Those of the liars whose weights are to blame: a weight gradient has none.
 
         Weights of the step before are tried. For any others there is no such test; but whoever computes with other

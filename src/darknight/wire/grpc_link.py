@@ -3,8 +3,12 @@
 Threads: gRPC pulls what is to be sent from a queue, frame by frame; one reader thread takes what comes and resolves
 futures. Whoever posts or asks only adds to the queue, so a worker that stalls holds up nobody but itself.
 
+With shared memory the stream is for the greeting and the end. Between them frames go over the door of that memory, at
+once and from whoever posts or asks, and another thread takes what comes there (`wire.bell`).
+
 Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
-    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only). The answer to a task
+    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only; with shared memory,
+    nobody but this machine's kernel, which sees the tensors too). The answer to a task
     has the expected form and comes after the task was sent, or the link is broken with words. So a worker that reads
     nothing cannot pass for one that works, by guessing tickets, while what was meant for it piles up here (contract
     test: tests/wire/test_rogue_worker.py).
@@ -26,11 +30,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
 from darknight.wire import codec, handshake
+from darknight.wire.bell import Bell
 from darknight.wire.codec import BadFrame, Header
 from darknight.wire.doors import knock
 from darknight.wire.fields import printable
@@ -43,6 +49,7 @@ from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
 
+_LAST_WORDS = 0.5  # seconds to hear at the door what a worker said before it ended, or why
 _GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
 
 
@@ -73,6 +80,7 @@ def connect(
     except BaseException:
         stream.close()
         raise
+    stream.settle()
     return GrpcLink(stream, welcome)
 
 
@@ -92,6 +100,9 @@ class GrpcLink:
     def post(self, message: Weights | Forget) -> None:
         for part in codec.parts_of(message) if isinstance(message, Forget) else (message,):
             self._stream.post(part)
+
+    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        return self._stream.place(shape, dtype)
 
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         question = Question(task.layer, task.call, expected)
@@ -114,6 +125,10 @@ class _Stream:
         self._tickets = 0
         self._open: dict[int, Question] = {}
         self._lending: Lending | None = None
+        self._listener: threading.Thread | None = None
+        self._settled = threading.Event()  # whether there is shared memory
+        self._ended = threading.Event()  # the stream has, as gRPC says
+        self._over = threading.Event()  # and what it said was heard
         self.failure: LinkError | None = None
         self._outbox = Outbox()
         self._welcome: Future[Welcome] = Future()
@@ -137,9 +152,18 @@ class _Stream:
         with self._lock:
             if self.failure is None:
                 self._lending = Lending(memory)
+                self._outbox.ring_with(memory.ring)
+                self._listener = threading.Thread(
+                    target=self._listen, args=(memory.listen(),), name=f"darknight-bell-{self._address}", daemon=True
+                )
+                self._listener.start()
                 return
         memory.close()
         raise _again(self.failure)
+
+    def settle(self) -> None:
+        """Whether tensors go through shared memory is settled."""
+        self._settled.set()
 
     # --- sending ----------------------------------------------------------------------------------------------------
     def post(self, message: Weights | Forget) -> None:
@@ -154,6 +178,11 @@ class _Stream:
             self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
                 self._lending.forgets(parcel.ticket, message, self._oldest())
+
+    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        self._check()
+        with self._explaining():
+            return None if self._lending is None else self._lending.place(shape, dtype)
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()
@@ -218,29 +247,49 @@ class _Stream:
 
     # --- receiving --------------------------------------------------------------------------------------------------
     def _read(self) -> None:
-        try:
-            self._take_frames()
-            failure: LinkError = LinkClosed("the worker ended the link")
-        except LinkError as error:
-            failure = error
-        except BadFrame as error:
-            failure = Misbehaved(str(error))
-        except grpc.RpcError as error:
-            failure = self._explained(error)
-        except Exception as error:  # nobody else would hear of it, and every future must end
-            failure = LinkClosed(f"the link failed with {type(error).__name__}")
+        failure = self._taken(self._after_welcome())
+        self._over.set()
+        if self._listener is not None and self.failure is None:
+            self._listener.join(_LAST_WORDS)  # what the worker said last may still be at the door
         self._break_off(failure)
         self._release()
 
-    def _take_frames(self) -> None:
+    def _listen(self, bell: Bell) -> None:
+        """The same at the door of shared memory. When the worker closes it, its stream says why in a moment."""
+        failure = self._taken(bell.frames())
+        if not isinstance(failure, LinkClosed) or not self._over.wait(_LAST_WORDS):
+            self._break_off(failure)
+
+    def _taken(self, frames: Iterator[bytes]) -> LinkError:
+        """Takes answers until there are no more; returns why."""
         reader = ReplyReader(self._find)
+        try:
+            for frame in frames:
+                found = reader.feed(frame)
+                if found is not None:
+                    self._resolve(*found)
+            return LinkClosed("the worker ended the link")
+        except LinkError as error:
+            return error
+        except BadFrame as error:
+            return Misbehaved(str(error))
+        except grpc.RpcError as error:
+            return self._explained(error)
+        except Exception as error:  # nobody else would hear of it, and every future must end
+            return LinkClosed(f"the link failed with {type(error).__name__}")
+
+    def _after_welcome(self) -> Iterator[bytes]:
         for frame in self._call:
             if not self._welcome.done():
                 self._take_welcome(frame)
-                continue
-            found = reader.feed(frame)
-            if found is not None:
-                self._resolve(*found)
+                self._settled.wait()
+                if self._lending is not None:  # nothing comes here any more but the end
+                    self._call.add_done_callback(lambda _: self._ended.set())
+                    self._ended.wait()  # gRPC's own waiting looks up ten times a second
+            elif self._lending is not None:
+                raise Misbehaved("an answer through the network, on a link of shared memory")
+            else:
+                yield frame
 
     def _find(self, ticket: int) -> Question | None:
         if ticket > self._outbox.sent:
@@ -290,6 +339,7 @@ class _Stream:
             left, self._open = list(self._open.values()), {}
         self._outbox.end()
         self._call.cancel()
+        self._settled.set()
         with suppress(InvalidStateError):  # the welcome had come, perhaps just now
             self._welcome.set_exception(failure)
         for question in left:

@@ -164,9 +164,10 @@ class WorkerServer:
                 yield handshake.refusal(found)
                 return
         hello, session = found
-        seat, token = self._begun(hello, session, requests, context)
-        if not context.add_callback(seat.end):
-            seat.end()  # it was over before it began
+        seat, visit, token = self._begun(hello, session, requests, context)
+        for over in (seat.end, *([] if visit is None else [visit.cancel])):
+            if not context.add_callback(over):
+                over()  # it was over before it began
         yield handshake.welcome(self._about, token)
         yield from seat.frames()
         if seat.complaint:
@@ -174,8 +175,8 @@ class WorkerServer:
 
     def _begun(
         self, hello: handshake.Hello, session: Session, requests: Any, context: Any
-    ) -> tuple[GrpcSeat, bytes | None]:
-        """A thread serves the session, and closes it. Returns its seat, and what opens the door to shared memory."""
+    ) -> tuple[GrpcSeat, Visit | None, bytes | None]:
+        """A thread serves the session, and closes it. Returns its seat, and who opens the door to shared memory how."""
         seat = visit = token = None
         try:
             if self._keeper is not None and hello.door is not None:
@@ -190,7 +191,7 @@ class WorkerServer:
         except BaseException:  # no thread to be had, say
             self._leave(session, seat, visit)
             raise
-        return seat, token
+        return seat, visit, token
 
     def _serve(self, session: Session, seat: GrpcSeat, visit: Visit | None, context: Any) -> None:
         try:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from darknight.errors import OpError
-from darknight.wire.fields import BadFrame
+from darknight.wire.fields import HEADER_LIMIT, BadFrame
 from darknight.wire.segments import ALIGNMENT, NOTE, Kind, Unmappable, open_segment, view
 
 SEGMENTS = 4096  # that one enclave may have at a time
 BYTES = 1 << 43  # of all of them together: mapping costs no memory, but addresses, and other enclaves need some too
+_FRAME = bytes([Kind.FRAME])
 PATIENCE = 5.0  # seconds that a descriptor may arrive after the message that speaks of its segment
 
 
@@ -80,11 +82,59 @@ class Mapped:
             self._admit(nbytes)
         return view(content, offset, dtype, shape)
 
-    def close(self) -> None:
-        """Drops all segments and the door. A second time does nothing."""
+    # --- frames -----------------------------------------------------------------------------------------------------
+    def next_frame(self) -> bytes | None:
+        """The next frame of the protocol; None when there will be none. Segments that come before it are mapped."""
+        poll = select.poll()
         with self._lock:
+            if self._closed:
+                return None
+            poll.register(self._door, select.POLLIN)
+        while True:
+            with self._lock:
+                kind = b"" if self._closed else self._peek()
+                if kind == b"":
+                    return None
+                if kind == Kind.FRAME:
+                    return self._read_frame()
+                if kind is not None:
+                    self._read_note()
+                    continue
+            poll.poll()
+
+    def send(self, frame: bytes) -> None:
+        """Returns when it is on its way, or the enclave is gone."""
+        poll = select.poll()
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                poll.register(self._door, select.POLLOUT)
+                try:
+                    self._door.send(_FRAME + frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    return
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return
+            poll.poll()
+
+    def hang_up(self) -> None:
+        """The enclave is gone: whoever waits for a frame, or for room to send one, is woken."""
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Drops all segments and the door. A second time does nothing. What was sent is still read by the enclave."""
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
             self._segments.clear()
+            with suppress(OSError):  # what is left unread here would make the kernel drop what the enclave has not read
+                self._door.shutdown(socket.SHUT_RD)
+                while self._door.recv(1, socket.MSG_DONTWAIT):
+                    pass
             self._door.close()
 
     def _segment(self, number: int) -> tuple[Kind, Tensor | None]:
@@ -102,13 +152,33 @@ class Mapped:
 
     def _wait(self, deadline: float) -> None:
         remaining = deadline - time.monotonic()
+        if self._peek() == Kind.FRAME:
+            raise BadPlace("a message about a segment that comes after it, or never")
         poll = select.poll()
         poll.register(self._door, select.POLLIN)
         if remaining <= 0 or not poll.poll(1000 * remaining):
             raise BadPlace(f"a segment that was not handed over within {PATIENCE:g} s")
 
+    def _peek(self) -> int | bytes | None:
+        """What the next packet is about; nothing if the door is closed, None if there is no packet at this moment."""
+        try:
+            first = self._door.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        return first[0] if first else b""
+
+    def _read_frame(self) -> bytes:
+        packet = self._door.recv(HEADER_LIMIT + 2, socket.MSG_DONTWAIT)
+        if len(packet) > HEADER_LIMIT + 1:
+            raise BadPlace("a packet of another form than the protocol's")
+        return packet[1:]
+
     def _read_note(self) -> bool:
-        """Reads one packet from the door; False if there is none at this moment."""
+        """Reads one packet about a segment from the door; False if there is none at this moment."""
+        if self._peek() in (None, Kind.FRAME):  # a frame may come at any moment, and must not be read as a note
+            return False
         descriptors: list[int] = []
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         try:

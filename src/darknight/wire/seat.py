@@ -20,7 +20,7 @@ class GrpcSeat:
     """A `wire.Seat`. One thread reads and writes (the session's), one sends (`frames`), any may end it.
 
     frames: what comes, an iterator that ends or raises when the stream does. mapped: makes the worker's half of the
-    shared memory when it is first needed, or is None.
+    shared memory, over whose door frames come and go then; or is None.
     """
 
     def __init__(
@@ -42,8 +42,11 @@ class GrpcSeat:
 
     # --- the session's side -----------------------------------------------------------------------------------------
     def read(self) -> tuple[int, Message | TooLarge] | None:
-        while (frame := self._next_frame()) is not None:
+        while True:
             try:
+                frame = self._next_frame()
+                if frame is None:
+                    return None
                 found = self._reader.feed(frame)
             except BadFrame as error:
                 self.complaint = str(error)
@@ -53,7 +56,6 @@ class GrpcSeat:
                 if found.is_task:
                     self._due[found.ticket] = found.answers
                 return found.ticket, found.message
-        return None
 
     def _next_frame(self) -> bytes | None:
         with self._lock:
@@ -61,7 +63,11 @@ class GrpcSeat:
                 return None
             self._waiting = True
         try:
+            if self._open_mapped is not None:
+                return self._segments().next_frame()
             return next(self._incoming, None)
+        except BadFrame:
+            raise
         except Exception:  # gRPC raises a bare Exception when the stream is cancelled
             return None
         finally:
@@ -87,7 +93,10 @@ class GrpcSeat:
         except (BadFrame, OpError) as error:
             reply = Refusal(message=f"the result cannot be sent: {error}")
             header, tensors = codec.pack({**codec.reply_header(reply), "ticket": ticket}), []
-        self._outbox.put(header, tensors)
+        if self._mapped is None:
+            self._outbox.put(header, tensors)
+        else:
+            self._mapped.send(header)
 
     def close(self) -> None:
         """The session is done. Replies that were written are still sent."""
@@ -111,6 +120,8 @@ class GrpcSeat:
     def end(self) -> None:
         """The stream is gone."""
         self._outbox.end()
+        if self._mapped is not None:
+            self._mapped.hang_up()
 
     # --- shared memory ----------------------------------------------------------------------------------------------
     def _at(self, place: Place, form: Form) -> Tensor:

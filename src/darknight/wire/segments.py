@@ -34,11 +34,12 @@ NOTE = struct.Struct("<BIQ")  # kind, number, bytes
 
 
 class Kind(IntEnum):
-    """What a packet on the door says of a segment."""
+    """What a packet on the door is about."""
 
     PRIVATE = 1  # shares and answers of one worker: it may write
     WEIGHTS = 2  # the same for all workers of the host: nobody but the enclave writes
     GONE = 3  # given back; no descriptor comes with it
+    FRAME = 4  # nothing: what follows in the packet is a frame of the protocol, as gRPC would carry it
 
 
 class Unmappable(Exception):  # noqa: N818 - the reader of a packet says what it means for the link

@@ -1,0 +1,307 @@
+"""The library built from field.c, if this installation has it: combinations modulo a prime, and fixed point.
+
+Each function says None where the library is not made for its operands, before any memory is touched; the reference does
+those. Results are the reference's to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from darknight.kernels import compiled
+from darknight.kernels.compiled import Function
+
+MOST_SOURCES = 128
+_MOST_PLACES = 4096  # of words that are drawn again; there are hardly ever more than a few
+_POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+_INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN are above
+
+Range = tuple[int, int]
+
+
+class _Combination(ctypes.Structure):
+    _fields_ = [
+        ("matrix", ctypes.POINTER(_INT)),
+        ("low", ctypes.POINTER(_INT)),
+        ("high", ctypes.POINTER(_INT)),
+        ("rows", _NUMBER),
+        ("sources", _NUMBER),
+        ("prime", _INT),
+        ("bits", _INT),
+        ("less", _INT),
+        ("centred", _INT),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "combine": ((*(_POINTER,) * 7, _FLOAT, _NUMBER, _NUMBER), None),
+    "encode": ((*(_POINTER,) * 3, _NUMBER, _NUMBER, _FLOAT, *(_POINTER,) * 3, _NUMBER, _NUMBER), None),
+    "largest": ((_POINTER, _NUMBER), _INT),
+    "quantise": ((_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER), None),
+    "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
+    "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
+    "checksum": ((_POINTER, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of field.c."""
+
+    combine: Function
+    encode: Function
+    largest: Function
+    quantise: Function
+    below: Function
+    moments: Function
+    checksum: Function
+
+    @classmethod
+    def loaded(cls, kind: str = "") -> Library | None:
+        """None if one of them is missing. kind: "plain_" for those without vector instructions of this processor."""
+        found = {
+            name: compiled.loaded("field", f"darknight_{name}_{kind}1", *signature)
+            for name, signature in _SIGNATURES.items()
+        }
+        there = {name: function for name, function in found.items() if function is not None}
+        return cls(**there) if len(there) == len(found) else None
+
+
+@cache
+def chosen() -> Library | None:
+    """The library, or None for the reference: where weighed sums are compiled, so is this."""
+    return Library.loaded() if compiled.chosen() is not None else None
+
+
+# --- combinations -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Form:
+    """A combination as the library takes it. ranges: by source, the least and the largest of its numbers."""
+
+    matrix: tuple[tuple[int, ...], ...]
+    ranges: tuple[Range, ...]
+    prime: int
+    centred: bool
+
+    def structure(self) -> _Combination | None:
+        return _structure(self)
+
+
+@cache
+def _structure(form: Form) -> _Combination | None:
+    prime, sources = form.prime, len(form.ranges)
+    bits = prime.bit_length()
+    less = (1 << bits) - prime
+    reach = all(-prime <= low <= high <= prime for low, high in form.ranges)
+    if not (20 <= bits <= 28 and less < 256 and reach and 0 < sources <= MOST_SOURCES):
+        return None
+    flat = [_around_zero(value, prime) for row in form.matrix for value in row]
+    return _Combination(
+        (_INT * len(flat))(*flat),
+        (_INT * sources)(*(low for low, _ in form.ranges)),
+        (_INT * sources)(*(high for _, high in form.ranges)),
+        len(form.matrix),
+        sources,
+        prime,
+        bits,
+        less,
+        form.centred,
+    )
+
+
+def _around_zero(value: int, prime: int) -> int:
+    """So that -1 is -1, and not prime - 1: small coefficients are faster."""
+    return (value + prime // 2) % prime - prime // 2
+
+
+def combine(
+    library: Library,
+    form: Form,
+    sources: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    floats: Sequence[Tensor] = (),
+    scale: float = 1.0,
+) -> bool:
+    """As reference.combine into `outs`, and times `scale` into `floats`, if there are any; nothing may overlap.
+
+    False if it is not for these.
+    """
+    structure, every = form.structure(), [*sources, *outs, *floats]
+    if structure is None or len(sources) != len(form.ranges) or len(outs) != len(form.matrix):
+        return False
+    if any(tensor.shape != outs[0].shape for tensor in every) or (floats and len(floats) != len(outs)):
+        return False
+    integers = all(_plain(tensor, torch.int32) for tensor in (*sources, *outs))
+    layout = _runs(every)
+    if not integers or not all(_plain(tensor, torch.float32) for tensor in floats) or layout is None:
+        return False
+    blocks, length, strides = layout
+    if blocks * length == 0:
+        return True
+    count = len(sources)
+    library.combine(
+        ctypes.byref(structure),
+        _pointers(sources),
+        _numbers(strides[:count]),
+        _pointers(outs),
+        _numbers(strides[count : count + len(outs)]),
+        _pointers(floats) if floats else None,
+        _numbers(strides[count + len(outs) :]) if floats else None,
+        scale,
+        blocks,
+        length,
+    )
+    return True
+
+
+def encode(
+    library: Library,
+    form: Form,
+    values: Tensor,
+    scale: float,
+    words: Tensor | None,
+    inputs: int,
+    noise: Tensor,
+    outs: Sequence[Tensor | None],
+) -> Tensor | None:
+    """As reference.encode. None if it is not for these."""
+    structure, examples = form.structure(), len(values)
+    groups = -(-examples // inputs)
+    fits = _plain(values, torch.float32) and values.is_contiguous() and values.numel() and isfinite(scale)
+    if words is not None:
+        fits = fits and _plain(words, torch.int32) and words.is_contiguous() and words.numel() == values.numel()
+    shape = (groups, *values.shape[1:])
+    masks = noise.shape == (len(form.ranges) - inputs, *shape) and _plain(noise, torch.int32) and noise.is_contiguous()
+    places = all(
+        out is None or (out.shape == shape and _plain(out, torch.int32) and out.is_contiguous()) for out in outs
+    )
+    if structure is None or len(outs) != len(form.matrix) or not (fits and masks and places) or inputs < 1:
+        return None
+    quantised = torch.empty(values.shape, dtype=torch.int32)
+    library.encode(
+        ctypes.byref(structure),
+        values.data_ptr(),
+        None if words is None else words.data_ptr(),
+        examples,
+        inputs,
+        scale,
+        quantised.data_ptr(),
+        noise.data_ptr(),
+        _pointers(outs),
+        groups,
+        values[0].numel(),
+    )
+    return quantised
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+def _runs(tensors: Sequence[Tensor]) -> tuple[int, int, list[int]] | None:
+    """How many runs of how many numbers all tensors are made of, and by tensor how far apart these begin."""
+    first = tensors[0]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return 1, first.numel(), [0] * len(tensors)
+    if first.dim() < 1 or not first.shape[0] or not all(tensor[0].is_contiguous() for tensor in tensors):
+        return None
+    return first.shape[0], first[0].numel(), [tensor.stride(0) for tensor in tensors]
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (_POINTER * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+
+
+def _numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (_NUMBER * len(values))(*values)
+
+
+# --- fixed point ------------------------------------------------------------------------------------------------------
+def dense(values: Tensor) -> bool:
+    """Float32 without gaps, in whatever order its axes are."""
+    return _plain(values, torch.float32) and _without_gaps(values)
+
+
+def _without_gaps(values: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def largest(library: Library, values: Tensor) -> float | None:
+    """max |value|, infinite if one is NaN. None if it is not for these."""
+    if not dense(values):
+        return None
+    bits: int = library.largest(values.data_ptr(), values.numel())
+    return float("inf") if bits >= _INFINITE else _of_bits(bits)
+
+
+def _of_bits(bits: int) -> float:
+    return ctypes.c_float.from_buffer(ctypes.c_int32(bits)).value
+
+
+def quantise(library: Library, values: Tensor, scale: float, words: Tensor | None) -> Tensor | None:
+    """As reference.quantise_nearest, or quantise_stochastic with `words`. None if it is not for these."""
+    fits = values.is_contiguous() if words is not None else True
+    if words is not None:
+        fits = fits and _plain(words, torch.int32) and words.is_contiguous() and words.shape == values.shape
+    if not fits or not dense(values) or not isfinite(scale):
+        return None
+    quantised = torch.empty_like(values, dtype=torch.int32)  # the same strides
+    if quantised.stride() != values.stride():
+        return None
+    words_place = None if words is None else words.data_ptr()
+    library.quantise(values.data_ptr(), words_place, values.numel(), scale, quantised.data_ptr())
+    return quantised
+
+
+def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | None:
+    """Cuts int32 words to `mask` in place; the places of those above `last`. None if it is not for these."""
+    if not _plain(words, torch.int32) or not words.is_contiguous() or not 0 <= last <= mask < 1 << 31:
+        return None
+    places = (_NUMBER * _MOST_PLACES)()
+    count: int = library.below(words.data_ptr(), words.numel(), mask, last, places, _MOST_PLACES)
+    if count > _MOST_PLACES:
+        return (words.view(-1) > last).nonzero().squeeze(1)
+    return torch.tensor(places[:count], dtype=torch.int64)
+
+
+# --- sums over what was quantised -------------------------------------------------------------------------------------
+def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+    """As reference.moments. None if it is not for these."""
+    floats, integers = _plain(values, torch.float32), _plain(values, torch.int32)
+    if not (floats or integers) or values.dim() != 3 or not values.is_contiguous() or not isfinite(scale):
+        return None
+    outer, channels, inner = values.shape
+    rows, columns = torch.zeros(outer, 2, dtype=torch.int64), torch.zeros(channels, 2, dtype=torch.int64)
+    place = values.data_ptr()
+    library.moments(
+        place if floats else None,
+        place if integers else None,
+        outer,
+        channels,
+        inner,
+        scale,
+        rows.data_ptr(),
+        columns.data_ptr(),
+    )
+    return rows, columns
+
+
+def checksum(library: Library, quantised: Tensor, weights: Tensor) -> int | None:
+    """As reference.checksum; weights: its, as uint32. None if it is not for these."""
+    if not _plain(quantised, torch.int32) or not quantised.is_contiguous() or not quantised.numel():
+        return None
+    found: int = library.checksum(quantised.data_ptr(), len(quantised), quantised[0].numel(), weights.data_ptr())
+    return found

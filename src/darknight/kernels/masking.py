@@ -1,0 +1,128 @@
+"""Masking and fixed point by the compiled library where there is one, else by the reference, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from darknight.kernels import compiled_field, reference
+from darknight.kernels.compiled_field import Form, Range, chosen
+
+_EXPONENTS = 90  # beyond, the reference takes float64
+
+
+def combine(
+    matrix: Sequence[Sequence[int]],
+    sources: Sequence[Tensor],
+    prime: int,
+    *,
+    out: Tensor,
+    centred: bool,
+    ranges: Sequence[Range] | None = None,
+) -> Tensor:
+    """As reference.combine. ranges: the least and largest value of each source; without, any below the prime."""
+    library = chosen()
+    if library is None or not compiled_field.combine(
+        library, _form(matrix, len(sources), prime, centred, ranges), sources, list(out)
+    ):
+        reference.combine(matrix, sources, prime, out=out, centred=centred)
+    return out
+
+
+def unmask(
+    matrix: Sequence[Sequence[int]],
+    sources: Sequence[Tensor],
+    prime: int,
+    exponent: int,
+    *,
+    out: Tensor,
+    floats: Tensor,
+) -> None:
+    """As reference.unmask: what lies in `sources` are residues in [0, prime)."""
+    library, residues = chosen(), [(0, prime - 1)] * len(sources)
+    form = _form(matrix, len(sources), prime, True, residues)
+    done = False
+    if library is not None and abs(exponent) <= _EXPONENTS:
+        done = compiled_field.combine(library, form, sources, list(out), list(floats), 2.0**-exponent)
+    if not done:
+        reference.unmask(matrix, sources, prime, exponent, out=out, floats=floats)
+
+
+def encode(
+    values: Tensor,
+    exponent: int,
+    words: Tensor | None,
+    matrix: Sequence[Sequence[int]],
+    noise: Tensor,
+    prime: int,
+    *,
+    inputs: int,
+    largest: int,
+    outs: Sequence[Tensor | None],
+) -> Tensor:
+    """As reference.encode. largest: of the quantised values' magnitudes."""
+    library = chosen()
+    if library is not None:
+        ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
+        form = _form(matrix, len(ranges), prime, False, ranges)
+        found = compiled_field.encode(library, form, values, 2.0**exponent, words, inputs, noise, outs)
+        if found is not None:
+            return found
+    return reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs)
+
+
+def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
+    """As reference.quantise_nearest."""
+    library = chosen()
+    found = None if library is None else compiled_field.quantise(library, values, 2.0**exponent, None)
+    return reference.quantise_nearest(values, exponent) if found is None else found
+
+
+def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
+    """As reference.quantise_stochastic."""
+    library = chosen()
+    found = None if library is None else compiled_field.quantise(library, values, 2.0**exponent, words)
+    return reference.quantise_stochastic(values, exponent, words) if found is None else found
+
+
+def largest_magnitude(values: Tensor) -> float:
+    """As reference.largest_magnitude."""
+    library = chosen()
+    found = None if library is None else compiled_field.largest(library, values)
+    return reference.largest_magnitude(values) if found is None else found
+
+
+def cut_words(words: Tensor, mask: int, last: int) -> Tensor:
+    """As reference.cut_words."""
+    library = chosen()
+    found = None if library is None else compiled_field.below(library, words, mask, last)
+    return reference.cut_words(words, mask, last) if found is None else found
+
+
+def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+    """As reference.moments."""
+    library = chosen()
+    found = None if library is None else compiled_field.moments(library, values, 2.0**exponent)
+    return reference.moments(values, exponent) if found is None else found
+
+
+def checksum(quantised: Tensor) -> int:
+    """As reference.checksum."""
+    library = chosen()
+    found = None if library is None else compiled_field.checksum(library, quantised, _weights())
+    return reference.checksum(quantised) if found is None else found
+
+
+@cache
+def _weights() -> Tensor:
+    return reference.checksum_weights().to(torch.uint32)
+
+
+def _form(
+    matrix: Sequence[Sequence[int]], sources: int, prime: int, centred: bool, ranges: Sequence[Range] | None
+) -> Form:
+    known = [(-prime, prime)] * sources if ranges is None else ranges
+    return Form(tuple(tuple(row) for row in matrix), tuple(known), prime, centred)

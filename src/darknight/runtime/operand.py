@@ -1,0 +1,86 @@
+"""What goes into the products of a layer call in the field, and what comes out: integers, and the scale they are in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from darknight.coding import Mixing, group_count, virtual_batches
+from darknight.coding import field as coding
+from darknight.coding.fixed_point import dequantise, quantise_nearest, quantise_stochastic
+from darknight.randomness import Stream
+
+
+@dataclass(eq=False)
+class Operand:
+    """A batch times 2^exponent, rounded: to nearest, or with `words` at random. largest: of the values' magnitudes.
+
+    It is quantised when it is masked, in the same pass, or when somebody asks for the integers before.
+    """
+
+    values: Tensor
+    exponent: int
+    largest: float
+    words: Tensor | None = field(default=None, repr=False)
+    _integers: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
+    def integers(self) -> Tensor:
+        if self._integers is None:
+            if self.words is None:
+                self._integers = quantise_nearest(self.values, self.exponent)
+            else:
+                self._integers = quantise_stochastic(self.values, self.exponent, self.words)
+        return self._integers
+
+    def shares(
+        self, mixing: Mixing, prime: int, stream: Stream, places: Mapping[int, Tensor] | None = None
+    ) -> Sequence[Tensor]:
+        """By worker, (group, *feature), masked with noise from `stream`. places: where they go, by worker."""
+        known = places or {}
+        if self._integers is not None or self.values.dtype != torch.float32:
+            made = coding.encode(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream)
+            return [known[worker].copy_(share) if worker in known else share for worker, share in enumerate(made)]
+        shape = (group_count(self.shape[0], mixing.inputs), *self.shape[1:])
+        bound = math.floor(self.largest * 2.0**self.exponent) + 1
+        shares, self._integers = coding.encode_values(
+            mixing,
+            self.values,
+            self.exponent,
+            self.words,
+            largest=bound,
+            prime=prime,
+            stream=stream,
+            outs=[
+                known[worker] if worker in known else torch.empty(shape, dtype=torch.int32)
+                for worker in range(mixing.workers)
+            ],
+        )
+        return shares
+
+    def share(self, mixing: Mixing, prime: int, stream: Stream, worker: int) -> Tensor:
+        """One of them again, from the same noise."""
+        groups = virtual_batches(self.integers, mixing.inputs)
+        return coding.encode(mixing, groups, prime, stream, rows=[worker])[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Integers times 2^-exponent. floats: the same as float32, where they were made with the integers."""
+
+    integers: Tensor
+    exponent: int
+    floats: Tensor | None = field(default=None, repr=False)
+
+    def to(self, dtype: torch.dtype) -> Tensor:
+        if dtype == torch.float32 and self.floats is not None:
+            return self.floats
+        return dequantise(self.integers, self.exponent, dtype)

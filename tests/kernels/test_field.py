@@ -1,0 +1,400 @@
+"""Masking and fixed point: what is compiled gives what the reference gives, to the last bit, and touches no more."""
+
+import math
+import random
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from darknight import kernels
+from darknight.kernels import compiled_field, masking, reference
+from darknight.kernels.compiled_field import Form, Library
+
+PRIMES = [2**25 - 39, 2**28 - 57]
+LENGTHS = [0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 255, 1023, 1024, 1025, 2047, 3000]
+
+
+def built(kind: str) -> Library:
+    found = Library.loaded(kind)
+    if found is None and shutil.which("cc") is None:
+        pytest.skip("no C compiler: nothing was compiled")
+    assert found is not None, "field.c was not built from these sources: install the package again"
+    return found
+
+
+@pytest.fixture(scope="module", params=["", "plain_"], ids=["best", "plain"])
+def library(request) -> Library:
+    """The library's functions, as this processor runs them best, and as any would."""
+    return built(request.param)
+
+
+def residues(shape: tuple[int, ...], prime: int) -> Tensor:
+    """Any, and often the largest and the smallest."""
+    values = torch.randint(0, prime, shape, dtype=torch.int32)
+    extreme = torch.rand(shape) < 0.1
+    values[extreme] = torch.where(torch.rand(shape) < 0.5, 0, prime - 1).to(torch.int32)[extreme]
+    return values
+
+
+def placed(generator: random.Random, values: Tensor) -> Tensor:
+    """The same values in memory as callers have them: whole, at odd places, or cut out of more along the first axis."""
+    kind = generator.choice(["whole", "odd", "cut"])
+    if kind == "odd":
+        start = generator.randint(1, 7)
+        memory = torch.empty(values.numel() + start, dtype=values.dtype)[start:].view(values.shape)
+    elif kind == "cut":
+        memory = torch.empty(values.shape[0], 3, *values.shape[1:], dtype=values.dtype)[:, generator.randint(0, 2)]
+    else:
+        memory = torch.empty_like(values)
+    return memory.copy_(values)
+
+
+def exactly(matrix, sources, prime: int, centred: bool) -> Tensor:
+    """By the definition, in Python's integers."""
+    rows = []
+    for row in matrix:
+        numbers = zip(*(source.flatten().tolist() for source in sources), strict=True)
+        sums = [sum(c * value for c, value in zip(row, each, strict=True)) % prime for each in numbers]
+        rows.append([value - prime if centred and value > prime // 2 else value for value in sums])
+    return torch.tensor(rows, dtype=torch.int32).view(len(matrix), *sources[0].shape)
+
+
+def drawn_matrix(generator: random.Random, rows: int, sources: int, prime: int) -> list[list[int]]:
+    kinds = [[0, 1], [0, 1, -1], [1], [-5, 0, 1, 5, 7], [0, prime - 1, 1 - prime, prime // 2, -(prime // 2)]]
+    entries = generator.choice(kinds)
+    return [[generator.choice(entries) for _ in range(sources)] for _ in range(rows)]
+
+
+@pytest.mark.parametrize("prime", PRIMES)
+@pytest.mark.parametrize("seed", range(4))
+def test_combinations_agree_with_the_reference_and_with_exact_integers(library, prime, seed, full):
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    for trial in range(150 if full else 25):
+        rows, count = generator.randint(1, 6), generator.choice([1, 2, 2, 3, 5, 6, 40])
+        groups, length, centred = generator.randint(1, 3), generator.choice(LENGTHS), generator.random() < 0.5
+        matrix = drawn_matrix(generator, rows, count, prime)
+        whole = residues((count, groups, length), prime)
+        signed = generator.random() < 0.3
+        if signed:
+            whole -= prime // 2
+        sources = [placed(generator, source) for source in whole]
+        ranges = ((-prime, prime),) if signed or generator.random() < 0.5 else ((0, prime - 1),)
+        outs = [placed(generator, torch.full((groups, length), -7, dtype=torch.int32)) for _ in matrix]
+        floats = [placed(generator, torch.zeros(groups, length)) for _ in matrix] if trial % 2 else []
+        form = Form(tuple(map(tuple, matrix)), ranges * count, prime, centred)
+        assert compiled_field.combine(library, form, sources, outs, floats, 2.0**-13)
+        expected = torch.empty(rows, groups, length, dtype=torch.int32)
+        reference.combine(matrix, sources, prime, out=expected, centred=centred)
+        label = (trial, matrix, groups, length, ranges[0])
+        assert torch.equal(torch.stack(outs), expected), label
+        if length < 300:
+            assert torch.equal(expected, exactly(matrix, sources, prime, centred)), label
+        for made, integers in zip(floats, expected, strict=False):
+            assert torch.equal(made, reference.dequantise(integers, 13, torch.float32)), label
+
+
+def systematic(inputs: int) -> list[list[int]]:
+    """The default code's A for one colluder."""
+    data = [[int(i == j) for i in range(inputs)] + [1] for j in range(inputs)]
+    return [*data, [1] * inputs + [inputs + 1], [0] * inputs + [1]]
+
+
+@pytest.mark.parametrize("prime", PRIMES)
+@pytest.mark.parametrize("seed", range(4))
+def test_encoding_agrees_with_the_reference(library, prime, seed, full):
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    for trial in range(120 if full else 25):
+        inputs, noises, bits = generator.randint(1, 6), generator.choice([1, 1, 2]), generator.choice([4, 10, 11])
+        examples, length = generator.randint(1, 13), generator.choice(LENGTHS[1:])
+        groups = -(-examples // inputs)
+        matrix = systematic(inputs) if noises == 1 else drawn_matrix(generator, 5, inputs + noises, prime)
+        values = torch.randn(examples, length).clamp_(-4, 3.99)
+        values[values.abs() < 0.1] = 0.0
+        words = torch.randint(-(2**31), 2**31, values.shape, dtype=torch.int32) if trial % 2 else None
+        noise = residues((noises, groups, length), prime)
+        wanted = [generator.random() < 0.9 for _ in matrix]
+        results = []
+        for run in ("compiled", "reference"):
+            outs = [torch.full((groups, length), -7, dtype=torch.int32) if want else None for want in wanted]
+            if run == "compiled":
+                ranges = [(-(2**bits), 2**bits)] * inputs + [(0, prime - 1)] * noises
+                form = Form(tuple(map(tuple, matrix)), tuple(ranges), prime, False)
+                found = compiled_field.encode(library, form, values, 2.0 ** (bits - 2), words, inputs, noise, outs)
+            else:
+                found = reference.encode(values, bits - 2, words, matrix, noise, prime, inputs=inputs, outs=outs)
+            assert found is not None
+            results.append([found, *(out for out in outs if out is not None)])
+        for made, expected in zip(*results, strict=True):
+            assert torch.equal(made, expected), (trial, inputs, noises, examples, length)
+        assert int(results[0][0].abs().max()) <= 2**bits
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_what_goes_past_the_cache_is_the_same(library, start):
+    """More numbers than stay there, in rows that begin at odd places."""
+    prime, inputs, length = PRIMES[1], 3, 130_003
+    torch.manual_seed(start)
+    matrix, noise = systematic(inputs), residues((1, 2, length), prime)
+    values, words = torch.randn(5, length).clamp_(-4, 3.99), torch.randint(-(2**31), 2**31, (5, length)).int()
+    memory = [torch.full((start + 2 * length + 1,), -7, dtype=torch.int32) for _ in matrix]
+    outs = [each[start:-1].view(2, length) for each in memory]
+    form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
+    found = compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs)
+    expected = [torch.empty(2, length, dtype=torch.int32) for _ in matrix]
+    assert torch.equal(found, reference.encode(values, 8, words, matrix, noise, prime, inputs=inputs, outs=expected))
+    for out, wanted, each in zip(outs, expected, memory, strict=True):
+        assert torch.equal(out, wanted)
+        assert each[:start].eq(-7).all()
+        assert int(each[-1]) == -7
+    form = Form(tuple(tuple(row) for row in matrix), ((0, prime - 1),) * 4, prime, True)
+    back = [each[start:-1].view(2, length) for each in memory]
+    floats = [torch.empty(2, length) for _ in matrix]
+    assert compiled_field.combine(library, form, expected[:4], back, floats, 0.5)
+    wanted = reference.combine(matrix, expected[:4], prime, out=torch.stack(expected), centred=True)
+    assert torch.equal(torch.stack(back), wanted)
+    assert torch.equal(torch.stack(floats), wanted * 0.5)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fixed_point_agrees_with_the_reference(library, length):
+    torch.manual_seed(length)
+    for exponent in (-3, 0, 7, 100):
+        values = torch.randn(length) * 2.0 ** (9 - exponent)
+        values[::3] = (torch.arange(len(values[::3])) + 0.5) * 2.0**-exponent  # ties
+        words = torch.randint(-(2**31), 2**31, (length,), dtype=torch.int32)
+        nearest = compiled_field.quantise(library, values, 2.0**exponent, None)
+        assert torch.equal(nearest, reference.quantise_nearest(values, exponent))
+        rounded = compiled_field.quantise(library, values, 2.0**exponent, words)
+        assert torch.equal(rounded, reference.quantise_stochastic(values, exponent, words))
+        assert compiled_field.largest(library, values) == reference.largest_magnitude(values)
+
+
+def test_rounding_goes_up_as_often_as_its_words_say(library):
+    values = torch.tensor([0.25, 0.25, -0.25, -0.25, 3.0, 3.0])
+    words = torch.tensor([2**22 - 1, 2**22, 3 * 2**22 - 1, 3 * 2**22, 0, -1], dtype=torch.int32)
+    assert compiled_field.quantise(library, values, 1.0, words).tolist() == [1, 0, 0, -1, 3, 3]
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), -float("nan")])
+@pytest.mark.parametrize("place", [0, 8, 1029])
+def test_what_is_no_number_is_noticed_anywhere(library, strange, place):
+    values = torch.randn(1030)
+    values[place] = strange
+    assert compiled_field.largest(library, values) == math.inf
+    assert not math.isfinite(reference.largest_magnitude(values))
+
+
+def test_the_order_of_axes_does_not_matter(library):
+    values = torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    found = compiled_field.quantise(library, values, 8.0, None)
+    assert found.stride() == values.stride()
+    assert torch.equal(found, reference.quantise_nearest(values, 3))
+    assert compiled_field.largest(library, values) == float(values.abs().max())
+    assert compiled_field.largest(library, values[:, :2]) is None  # there are gaps
+
+
+@pytest.mark.parametrize("bound", [2**28 - 57, 2**25 - 39, 5, 1000, 2**30 + 1])
+@pytest.mark.parametrize("count", [0, 1, 1024, 5000, 40_000])
+def test_words_are_cut_and_those_too_large_are_found_in_order(library, bound, count):
+    torch.manual_seed(count)
+    words = torch.randint(-(2**31), 2**31, (count,), dtype=torch.int32)
+    words[::977] = -1
+    mask, copy = (1 << (bound - 1).bit_length()) - 1, words.clone()
+    places = compiled_field.below(library, words, mask, bound - 1)
+    assert torch.equal(places, reference.cut_words(copy, mask, bound - 1))
+    assert torch.equal(words, copy)
+
+
+def test_threads_do_not_disturb_each_other(library):
+    prime, matrix = PRIMES[1], systematic(3)
+    form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * 3 + ((0, prime - 1),), prime, False)
+    values, noise = torch.randn(6, 5000), residues((1, 2, 5000), prime)
+
+    def run(_: int) -> list[Tensor]:
+        outs = [torch.empty(2, 5000, dtype=torch.int32) for _ in matrix]
+        compiled_field.encode(library, form, values, 64.0, None, 3, noise, outs)
+        return outs
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(run, range(20)))
+    for outs in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(outs, found[0], strict=True))
+
+
+# --- what it is not made for ------------------------------------------------------------------------------------------
+NEVER = Library(*[lambda *_: pytest.fail("the library was called")] * 7)
+ROW = Form(((1, 1),), ((-3, 3),) * 2, PRIMES[1], False)
+X = torch.zeros(2, 5, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("form", "sources", "out"),
+    [
+        (ROW, [X, X.long()], X),
+        (ROW, [X, X[:, ::2]], X),
+        (ROW, [X, X[:1]], X),
+        (ROW, [X], X),
+        (ROW, [X, X, X], X),
+        (ROW, [X, X], X.float()),
+        (ROW, [X.t().contiguous().t(), X], X),
+        (Form(((1, 1),), ((-3, 3),) * 2, 7, False), [X, X], X),
+        (Form(((1, 1),), ((-3, 3),) * 2, 2**27 - 2**20, False), [X, X], X),
+        (Form(((1, 1),), ((-(2**29), 3),) * 2, PRIMES[1], False), [X, X], X),
+        (Form(((1,) * 129,), ((-3, 3),) * 129, PRIMES[1], False), [X] * 129, X),
+    ],
+)
+def test_other_combinations_never_reach_the_library(form, sources, out):
+    assert not compiled_field.combine(NEVER, form, sources, [out])
+
+
+def test_other_encodings_never_reach_the_library():
+    values, noise, out = (
+        torch.zeros(3, 5),
+        torch.zeros(1, 3, 5, dtype=torch.int32),
+        torch.zeros(3, 5, dtype=torch.int32),
+    )
+    form = Form(((1, 1),), ((-3, 3),) * 2, PRIMES[1], False)
+    words = torch.zeros(3, 5, dtype=torch.int32)
+    for wrong in (
+        (values.double(), 1.0, None, 1, noise, [out]),
+        (values.t(), 1.0, None, 1, noise, [out]),
+        (values, math.inf, None, 1, noise, [out]),
+        (values, 1.0, words[:2], 1, noise, [out]),
+        (values, 1.0, words.long(), 1, noise, [out]),
+        (values, 1.0, None, 2, noise, [out]),
+        (values, 1.0, None, 1, noise[:, :2], [out]),
+        (values, 1.0, None, 1, noise, [out[:2]]),
+        (values, 1.0, None, 1, noise, [out.long()]),
+        (values, 1.0, None, 1, noise, [out, out]),
+        (values[:0], 1.0, None, 1, noise, [out]),
+    ):
+        assert compiled_field.encode(NEVER, form, *wrong) is None
+
+
+def test_without_the_library_the_reference_does_everything(monkeypatch):
+    monkeypatch.setattr(masking, "chosen", lambda: None)
+    values, prime = torch.linspace(-3, 3, 10).view(2, 5), PRIMES[1]
+    assert torch.equal(kernels.quantise_nearest(values, 4), reference.quantise_nearest(values, 4))
+    assert kernels.largest_magnitude(values) == 3.0
+    assert kernels.cut_words(torch.tensor([7, 3, 12], dtype=torch.int32), 7, 4).tolist() == [0]
+    out, floats = torch.empty(1, 2, 5, dtype=torch.int32), torch.empty(1, 2, 5)
+    kernels.unmask([[1]], [torch.full((2, 5), prime - 1, dtype=torch.int32)], prime, 1, out=out, floats=floats)
+    assert out.unique().tolist() == [-1]
+    assert floats.unique().tolist() == [-0.5]
+
+
+# --- beyond the end ---------------------------------------------------------------------------------------------------
+GUARDED = """
+import ctypes, mmap, sys
+from darknight.kernels import compiled_field
+from darknight.kernels.compiled_field import Form, Library, _NUMBER, _POINTER
+
+libc = ctypes.CDLL(None)
+PAGE = mmap.PAGESIZE
+
+
+def at_the_end(nbytes):  # memory whose next byte cannot be touched
+    pages = -(-max(1, nbytes) // PAGE)
+    area = mmap.mmap(-1, (pages + 1) * PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    assert libc.mprotect(ctypes.c_void_p(start + pages * PAGE), ctypes.c_size_t(PAGE), 0) == 0
+    kept.append(area)
+    return start + pages * PAGE - nbytes
+
+
+kept = []
+beyond, prime = int(sys.argv[1]), 2**28 - 57
+matrix = ((1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (1, 1, 1, 4), (0, 0, 0, 1), (5, prime // 2, 7, 9))
+for kind in ("", "plain_"):
+    library = Library.loaded(kind)
+    for examples, n in ((1, 1), (4, 7), (5, 1024), (3, 1025), (7, 3001), (3, 200_003)):
+        groups = -(-examples // 3)
+        form = Form(matrix, ((-1024, 1024),) * 3 + ((0, prime - 1),), prime, False)
+        size, share = 4 * examples * n, 4 * groups * n
+        x, words, q, noise = (at_the_end(each) for each in (size, size, size, share))
+        outs = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
+        what = ctypes.byref(form.structure())
+        library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n)
+        library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n)
+        form = Form(matrix, ((0, prime - 1),) * 4, prime, True)
+        sources = (_POINTER * 4)(*(at_the_end(share) for _ in range(4)))
+        floats = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
+        strides = (_NUMBER * 6)(*[n] * 6)
+        what = ctypes.byref(form.structure())
+        library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n)
+        library.largest(x, examples * n)
+        library.quantise(x, words, examples * n, 2.0, q)
+        places = at_the_end(8 * 4)
+        library.below(words, examples * n, 7, 4, places, 4)
+print("done")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")
+def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
+    built("")
+    script = tmp_path / "guarded.py"
+    script.write_text(GUARDED)
+
+    def run(beyond: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), str(beyond)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    done = run(0)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+    assert run(4).returncode < 0  # one element further, and the process dies: the test can fail
+
+
+# --- sums over what was quantised -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 1, 1), (2, 5, 7), (3, 1100, 1), (2, 3, 1024), (2, 3, 1300), (0, 3, 4)]
+)
+def test_moments_agree_with_the_reference_at_their_largest_too(library, shape):
+    torch.manual_seed(0)
+    values = torch.randn(shape).clamp_(-2, 2)
+    for made in (values, values * 0 + 4, values * 0 - 4, (values * 1000).to(torch.int32)):
+        found = compiled_field.moments(library, made, 2.0**10)
+        expected = reference.moments(made, 10)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype == torch.int64
+            assert torch.equal(mine, theirs)
+
+
+def test_moments_are_what_they_say():
+    rows, columns = kernels.moments(torch.tensor([[[1.0, 2.0], [3.0, -4.0]]]), 1)
+    assert rows.tolist() == [[4, 4 * 30]]
+    assert columns.tolist() == [[6, 20], [-2, 100]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 1024), (3, 1025), (5, 2, 2049)])
+def test_checksums_agree_with_the_reference(library, shape):
+    torch.manual_seed(0)
+    values = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
+    found = compiled_field.checksum(library, values, masking._weights())
+    assert found == reference.checksum(values)
+    assert 0 <= found < 2**64
+
+
+def test_a_checksum_notices_values_that_change_or_change_places():
+    torch.manual_seed(0)
+    values = torch.randint(-1024, 1025, (3, 2500), dtype=torch.int32)
+    before = kernels.checksum(values)
+    for (row, place), (other_row, other) in [
+        ((0, 0), (0, 1)),
+        ((0, 3), (0, 3 + 1024)),
+        ((1, 7), (2, 7)),
+        ((0, 2499), (2, 0)),
+    ]:
+        changed = values.clone()
+        changed[row, place], changed[other_row, other] = 5, -6
+        first = kernels.checksum(changed)
+        changed[row, place], changed[other_row, other] = -6, 5
+        assert len({before, first, kernels.checksum(changed)}) == 3

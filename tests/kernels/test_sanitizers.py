@@ -1,0 +1,87 @@
+"""The libraries in C under AddressSanitizer and UndefinedBehaviorSanitizer, on the same shapes as everywhere else."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "darknight" / "kernels"
+
+# Runs the tests of the other files with libraries that were built with sanitizers; torch's memory is watched as well.
+SCRIPT = """
+import ctypes, sys
+from pathlib import Path
+
+import torch
+
+from darknight.kernels import compiled
+from darknight.kernels.compiled_field import Library
+
+folder = Path(sys.argv[1])
+
+
+def loaded(name, symbol, arguments, result=None):
+    function = getattr(ctypes.CDLL(str(folder / f"{name}.so")), symbol)
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
+compiled.loaded = loaded
+from kernels import test_field, test_weigh
+
+if sys.argv[2] == "broken":
+    library = Library.loaded()
+    short, enough = torch.zeros(999, dtype=torch.int32), torch.zeros(1000)
+    library.quantise(enough.data_ptr(), None, 1000, 1.0, short.data_ptr())
+for kind in ("", "plain_"):
+    library = Library.loaded(kind)
+    for prime in test_field.PRIMES:
+        test_field.test_combinations_agree_with_the_reference_and_with_exact_integers(library, prime, 7, False)
+        test_field.test_encoding_agrees_with_the_reference(library, prime, 7, False)
+    for length in test_field.LENGTHS:
+        test_field.test_fixed_point_agrees_with_the_reference(library, length)
+    test_field.test_what_goes_past_the_cache_is_the_same(library, 1)
+    for shape in ((3, 1100, 1), (2, 3, 1300)):
+        test_field.test_moments_agree_with_the_reference_at_their_largest_too(library, shape)
+    test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
+    test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
+    function = compiled._loaded(f"darknight_weigh_{kind}1")
+    test_weigh.test_the_library_the_reference_and_exact_integers_agree_on_every_shape(function, 7, False)
+print("done")
+"""
+
+
+@pytest.mark.full
+def test_no_sanitizer_complains(tmp_path: Path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing can be compiled")
+    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    if not os.path.isabs(runtime.stdout.strip()):
+        pytest.skip("this compiler has no AddressSanitizer")
+    flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+    for name in ("field", "weigh"):
+        command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
+        subprocess.run(command, check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run(what: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path), what]
+        return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+
+    done = run("whole")
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr[-3000:]
+    broken = run("broken")  # one element too few, and it is noticed: the test can fail
+    assert broken.returncode != 0
+    assert "heap-buffer-overflow" in broken.stderr
