@@ -88,8 +88,7 @@ class Neighbour:
 
 
 def segments_of(pid="self"):
-    """The inodes of the segments that a process maps or has descriptors of. (Garbage of other tests is not ours.)"""
-    gc.collect()
+    """The inodes of the segments that a process maps or has descriptors of."""
     found = set()
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         if "memfd:darknight" in line:

@@ -145,11 +145,6 @@ class Fleet:
         self.refuse_closed()
         self._lines[worker].post(message)
 
-    def place(self, worker: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Memory that the worker sees, for a tensor that it will be asked with; None where there is none."""
-        self.refuse_closed()
-        return self._lines[worker].place(shape, dtype)
-
     def ask(self, worker: int, task: Task, expected: Expected) -> Future[Answer]:
         """Sends a task; `gather` waits for the answer. Raises WorkerError if the worker is not ready."""
         self.refuse_closed()

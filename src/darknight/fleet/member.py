@@ -10,9 +10,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from darknight.errors import WorkerError
 from darknight.types import Answer, Expected, Forget, Task, Weights
 from darknight.wire import Link, LinkClosed, LinkError, Misbehaved
@@ -101,16 +98,6 @@ class Line:
             self._ready_link().post(message)
         except LinkError as error:
             raise self.failed(error) from None
-
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Memory that the worker sees; None where there is none, or the worker is not there."""
-        link = self._link
-        if link is None or not self.ready:
-            return None
-        try:
-            return link.place(shape, dtype)
-        except LinkError:  # which the task will find, and explain
-            return None
 
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         try:

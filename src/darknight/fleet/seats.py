@@ -36,9 +36,6 @@ class Seats:
         self._cap = scheme.workers if fleet.insecure_one_operator else scheme.colluders
         self._places: list[int | None] = list(self._plan(scheme))
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def worker(self, seat: int) -> int | None:
         """Who sits there; None if nobody does."""
         return self._places[seat]

@@ -107,17 +107,6 @@ class Crew:
             return None
         return holder[0]
 
-    def places(self, shape: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], Tensor]]:
-        """By seat, its worker with its epoch, and a tensor of int32 in memory that it sees, where there is any."""
-        found = {}
-        for seat in range(len(self.seats)):
-            worker = self.seats.worker(seat)
-            if worker is not None:
-                holder, place = self.now(worker), self._fleet.place(worker, shape, torch.int32)
-                if place is not None:
-                    found[seat] = holder, place
-        return found
-
     # --- work -------------------------------------------------------------------------------------------------------
     def run(
         self,

@@ -50,11 +50,6 @@ class Exchange:
         """Tells workers which calls and weights are over."""
         self._crew.forget()
 
-    def places(self, shape: tuple[int, ...]) -> dict[int, tuple[tuple[int, int], Tensor]]:
-        """By seat, its worker with its epoch, and memory of that worker's for a share, where there is such memory."""
-        self._desk.begin()
-        return self._crew.places(shape)
-
     # --- passes -----------------------------------------------------------------------------------------------------
     @contextmanager
     def forward(

@@ -9,6 +9,7 @@ Leaks: shapes, which passes were asked for, and how often an attempt was repeate
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 
@@ -25,7 +26,6 @@ from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
-from darknight.runtime.shares import PlacedShares
 from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
 
@@ -60,13 +60,11 @@ class MaskedField:
                     op, y.integers, x.integers, weights.tensor, self._prime, self._randomness.fresh(), further=further
                 ),
                 given=lambda seat: Given(
-                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=shares.shape, x=shares[seat]
+                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares[seat].shape), x=shares[seat]
                 ),
                 further=further,
             )
-            settled = self._trial.settled(layer, gathered, case)
-        shares.release()
-        return settled, saved
+            return self._trial.settled(layer, gathered, case), saved
 
     def backward(
         self, layer: Layer, saved: Saved, x: Operand, delta: Operand, passes: tuple[Pass, ...], *, further: bool
@@ -75,7 +73,7 @@ class MaskedField:
         op, w = sent.op, sent.tensor
         assert code is not None
         # 1. Mask, with noise of its own.
-        deltas: PlacedShares | Tensor
+        deltas: Sequence[Tensor] | Tensor
         if code.masks_gradients:
             deltas = self._shares(layer, "gradient", code.B, delta, self._randomness.fresh())
         else:
@@ -135,23 +133,12 @@ class MaskedField:
         # 2. Send, and wait for the answers.
         with self._exchange.backward(layer, saved, code, deltas, passes, again) as gathered:
             # 3. Unmask and check.
-            settled = {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
-        if isinstance(deltas, PlacedShares):
-            deltas.release()
-        return settled
+            return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Operand, noise: Stream) -> PlacedShares:
+    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Operand, noise: Stream) -> Sequence[Tensor]:
         """By worker, (group, *feature). Every masking has a stream of noise of its own."""
-        shape = (group_count(batch.shape[0], self._scheme.inputs), *batch.shape[1:])
-        with phase("send"):
-            places = self._exchange.places(shape)
         with phase("encode"):
-            tensors = batch.shares(mixing, self._prime, noise, {seat: place for seat, (_, place) in places.items()})
-        shares = PlacedShares(
-            tensors,
-            {seat: holder for seat, (holder, _) in places.items()},
-            lambda seat: batch.share(mixing, self._prime, self._randomness.replay(noise.number), seat),
-        )
+            shares = batch.shares(mixing, self._prime, noise)
         self._ledger.record(
             Masked(
                 layer=layer.label,

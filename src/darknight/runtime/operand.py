@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from darknight.coding import Mixing, group_count, virtual_batches
+from darknight.coding import Mixing, virtual_batches
 from darknight.coding import field as coding
 from darknight.coding.fixed_point import dequantise, quantise_nearest, quantise_stochastic
 from darknight.randomness import Stream
@@ -41,28 +41,13 @@ class Operand:
                 self._integers = quantise_stochastic(self.values, self.exponent, self.words)
         return self._integers
 
-    def shares(
-        self, mixing: Mixing, prime: int, stream: Stream, places: Mapping[int, Tensor] | None = None
-    ) -> Sequence[Tensor]:
-        """By worker, (group, *feature), masked with noise from `stream`. places: where they go, by worker."""
-        known = places or {}
+    def shares(self, mixing: Mixing, prime: int, stream: Stream) -> Sequence[Tensor]:
+        """By worker, (group, *feature), masked with noise from `stream`."""
         if self._integers is not None or self.values.dtype != torch.float32:
-            made = coding.encode(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream)
-            return [known[worker].copy_(share) if worker in known else share for worker, share in enumerate(made)]
-        shape = (group_count(self.shape[0], mixing.inputs), *self.shape[1:])
+            return list(coding.encode(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream))
         bound = math.floor(self.largest * 2.0**self.exponent) + 1
         shares, self._integers = coding.encode_values(
-            mixing,
-            self.values,
-            self.exponent,
-            self.words,
-            largest=bound,
-            prime=prime,
-            stream=stream,
-            outs=[
-                known[worker] if worker in known else torch.empty(shape, dtype=torch.int32)
-                for worker in range(mixing.workers)
-            ],
+            mixing, self.values, self.exponent, self.words, largest=bound, prime=prime, stream=stream
         )
         return shares
 

@@ -17,7 +17,6 @@ from darknight.runtime.crew import Order, Round
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
-from darknight.runtime.shares import PlacedShares
 from darknight.types import BackwardTask, ForwardTask, Pass
 
 Shares = Sequence[Tensor] | Tensor  # by worker; of gradients in the clear, one tensor for all
@@ -38,8 +37,7 @@ class ForwardRound:
         self._shares = shares
         self._saved = saved
         self._keeping = frozenset(code.grad_rows if keep else ())
-        one = shares.shape if isinstance(shares, PlacedShares) else tuple(shares[0].shape)
-        self._shape = op.output_shape(one, tuple(saved.weights.tensor.shape))
+        self._shape = op.output_shape(tuple(shares[0].shape), tuple(saved.weights.tensor.shape))
         self._failed: set[int] = set()
 
     def gathered(self) -> Gathered:
@@ -85,9 +83,7 @@ class ForwardRound:
         self._desk.note_sent(self._layer, call, seat, worker)
         return Order(
             holder=self._crew.now(worker),
-            task=self._task(
-                call, _outgoing(self._shares, seat, self._crew.now(worker)), compute=compute, keep=seat in self._keeping
-            ),
+            task=self._task(call, self._shares[seat], compute=compute, keep=seat in self._keeping),
             expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}),
         )
 
@@ -224,7 +220,7 @@ class BackwardRound:
             desk.note_sent(self._layer, self._masking, seat, worker)
         return Order(
             holder=self._crew.now(worker),
-            task=self._task(seat, self._delta(seat, worker), kinds, self._share_shape),
+            task=self._task(seat, self._delta(seat), kinds, self._share_shape),
             expected=desk.expected({kind: self._shapes[kind] for kind in kinds}),
             first=first,
         )
@@ -241,10 +237,10 @@ class BackwardRound:
         }
         return self._crew.question(self._saved.weights, orders=orders, key=self._key)
 
-    def _delta(self, seat: int, worker: int | None = None) -> Tensor:
-        """What the worker of a seat is sent; without a worker, the enclave's own."""
+    def _delta(self, seat: int) -> Tensor:
+        """What the worker of a seat is sent."""
         if not self._clear:
-            return self._deltas[seat] if worker is None else _outgoing(self._deltas, seat, self._crew.now(worker))
+            return self._deltas[seat]
         assert isinstance(self._deltas, Tensor)
         return self._deltas
 
@@ -273,10 +269,6 @@ class BackwardRound:
     @property
     def _key(self) -> tuple[object, ...]:
         return (self._layer.name, self._passes, self._share_shape)
-
-
-def _outgoing(shares: Shares, seat: int, holder: tuple[int, int]) -> Tensor:
-    return shares.outgoing(seat, holder) if isinstance(shares, PlacedShares) else shares[seat]
 
 
 def _nothing(_: AbstractSet[int]) -> None:

@@ -30,7 +30,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from darknight.errors import OpError
@@ -100,9 +99,6 @@ class GrpcLink:
     def post(self, message: Weights | Forget) -> None:
         for part in codec.parts_of(message) if isinstance(message, Forget) else (message,):
             self._stream.post(part)
-
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        return self._stream.place(shape, dtype)
 
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         question = Question(task.layer, task.call, expected)
@@ -178,11 +174,6 @@ class _Stream:
             self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
                 self._lending.forgets(parcel.ticket, message, self._oldest())
-
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        self._check()
-        with self._explaining():
-            return None if self._lending is None else self._lending.place(shape, dtype)
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()

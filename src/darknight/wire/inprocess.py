@@ -41,9 +41,6 @@ class InProcessLink:
         with self._lock:
             self._put(message if isinstance(message, Forget) else _copied(message))
 
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        return None
-
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._lock:

@@ -13,7 +13,6 @@ import threading
 from dataclasses import dataclass, field
 from math import prod
 
-import torch
 from torch import Tensor
 
 from darknight.types import Expected, Forget, ForwardTask, Pass, Task, Weights
@@ -63,10 +62,6 @@ class Lending:
                 forgotten.weights.discard(key)
             self._weights.add(key)
             return {"place": list(self._memory.put_weights(message).place)}
-
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor in memory that the worker sees; `lend` sends it without a copy."""
-        return self._memory.place(shape, dtype)
 
     def lend(self, task: Task, expected: Expected) -> Loan:
         """Writes the share of a task, and takes places for its answer."""

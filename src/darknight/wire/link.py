@@ -5,9 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from darknight.types import Answer, Expected, Forget, Message, Reply, Task, TooLarge, Weights
 
 
@@ -36,13 +33,6 @@ class Link(Protocol):
 
     def post(self, message: Weights | Forget) -> None:
         """Sends what has no answer. Raises LinkClosed or Misbehaved if the link is broken."""
-
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Memory that the worker sees already, for the tensor of a task; None on a link that has none.
-
-        What is asked with this very tensor is sent without a copy. From then on its memory is the link's: it may hold
-        anything, and may not be written. Raises like `post`.
-        """
 
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         """Sends a task. The future ends with an answer of the expected shapes and dtype, or with a LinkError.

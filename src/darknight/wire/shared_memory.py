@@ -121,43 +121,10 @@ class Memory:
         self._weights: dict[tuple[str, int], _Written] = {}
         self._closed = False
         self._bell: Bell | None = None
-        self._placed: dict[int, Block] = {}  # by address: blocks that wait to be put
-        self._dropped: deque[tuple[int, Block]] = deque()  # and those of them that nobody has any more
         host.join(self)
 
-    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor where the worker can read it already, to be filled and `put`. If it is dropped before, it is freed.
-
-        The worker can write there too: nothing may be read from it that matters.
-        """
-        segment, block = self._take(prod(shape) * dtype.itemsize)
-        tensor = view(segment.content, block.offset, dtype, shape)
-        tensor.home = weakref.ref(self)  # type: ignore[attr-defined]
-        with self._lock:
-            self._placed[tensor.data_ptr()] = block
-        # The collector may come at any moment and under any lock: it only writes down which place was dropped.
-        weakref.finalize(tensor, self._dropped.append, (tensor.data_ptr(), block)).atexit = False
-        return tensor
-
-    def _sweep(self) -> None:
-        """Places that were dropped and never put are free again."""
-        while self._dropped:
-            pointer, block = self._dropped.popleft()
-            if self._placed.get(pointer) is block:
-                del self._placed[pointer]
-                for segment in self._arena.give(block):
-                    self.say_farewell(segment.number)
-
     def put(self, tensor: Tensor) -> Block:
-        """Writes a tensor where the worker can read it, if it is not there. The block is the caller's to free."""
-        home = getattr(tensor, "home", None)
-        if home is not None:
-            with self._lock:
-                self._check_open()
-                placed: Block | None = self._placed.pop(tensor.data_ptr(), None) if home() is self else None
-            if placed is None:
-                raise LinkClosed("the worker's memory was given back while its share was on the way")
-            return placed
+        """Writes a tensor where the worker can read it. The block is the caller's to free."""
         segment, block = self._take(tensor.nbytes)
         write(segment, block, tensor)
         return block
@@ -169,7 +136,6 @@ class Memory:
     def _take(self, nbytes: int) -> tuple[Segment, Block]:
         with self._lock:
             self._check_open()
-            self._sweep()
             segment, block = self._arena.take(nbytes)
         self._tell(segment)
         return segment, block
@@ -245,7 +211,6 @@ class Memory:
             if self._closed:
                 return
             self._closed = True
-            self._placed.clear()
             self._arena.close()
         if self._bell is not None:
             self._bell.hang_up()
