@@ -101,9 +101,15 @@ def libraries(wheel: Path) -> list[str]:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: nothing was compiled")
 def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python, tmp_path):
-    (library,) = libraries(wheel)
-    assert library.startswith("darknight/kernels/_weigh")
-    script = "from darknight.kernels import compiled; print(compiled.chosen() is not None)"
+    assert [name.partition(".")[0] for name in sorted(libraries(wheel))] == [
+        "darknight/kernels/_field",
+        "darknight/kernels/_weigh",
+    ]
+    script = (
+        "from darknight.kernels import compiled, compiled_field
+"
+        "print(compiled.chosen() is not None and compiled_field.chosen() is not None)"
+    )
     assert run(python, "-c", script, cwd=tmp_path).strip() == "True"
 
 

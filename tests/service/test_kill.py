@@ -130,7 +130,7 @@ def test_kills_at_every_boundary_of_a_write(work, expected, full, tally, tmp_pat
         first = counter.stat().st_size  # its own start
         assert_same(Client(work, "counted", port).result(), expected)
     total = counter.stat().st_size
-    boundaries = range(first, total) if full else range(first + 4, total, (total - first) // 4)
+    boundaries = range(first, total) if full else range(first + 12, total, (total - first) // 2)
     crashes = 0
     for boundary in boundaries:
         port, state = free_port(), f"state-{boundary}"

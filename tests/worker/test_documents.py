@@ -27,5 +27,6 @@ def test_it_is_installed_from_the_wheel_that_is_built_here():
         text = path.read_text()
         assert "pip wheel --no-deps ./worker-package" in text
         assert "pip install ./darknight_worker-*.whl" in text
-    for path in [*DOCUMENTS, *(ROOT / "deploy").iterdir(), *(ROOT / "src" / "darknight" / "worker").glob("*.py")]:
+    deployed = [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    for path in [*DOCUMENTS, *deployed, *(ROOT / "src" / "darknight" / "worker").glob("*.py")]:
         assert not re.search(r"pip install '?darknight-worker", path.read_text())  # it is on no index
