@@ -261,7 +261,8 @@ def _processor_seconds(workers: tuple[int, ...]) -> float:
 
 @contextmanager
 def _protected(model: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.Module, tuple[int, ...]]]:
-    with local_fleet(scheme) as fleet, Runtime(scheme, fleet, seed=0) as runtime:
+    fleet = local_fleet(scheme)
+    with fleet, Runtime(scheme, fleet, seed=0) as runtime:
         protect_(model, runtime)
         yield model, tuple(fleet.processes.values())
         unprotect_(model)
