@@ -13,8 +13,6 @@ losses or scores of plain PyTorch; the best of several turns counts. Wherever th
 from __future__ import annotations
 
 import copy
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,9 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from darknight.bench import crypten_party, tenseal_party
-from darknight.bench.rival_networks import CLASSES, POOLINGS, digits, inference_network, training_network
-from darknight.bench.rival_process import INSTALL, MissingError, RivalProcess, Turn
+from darknight.bench.crypten_party import LEARNING_RATE
+from darknight.bench.rival_networks import (
+    CLASSES,
+    POOLINGS,
+    digits,
+    inference_network,
+    network_words,
+    training_network,
+)
+from darknight.bench.rival_parties import Run, arrays_of, crypten, tenseal
+from darknight.bench.rival_process import INSTALL, MissingError, Turn
 from darknight.coding import Scheme
 from darknight.errors import UsageError
 from darknight.fleet import local_fleet
@@ -131,7 +137,6 @@ class Rivals:
         }
 
 
-Run = Callable[[], Turn]
 Progress = Callable[[str], None]
 
 
@@ -166,7 +171,7 @@ def _training(python: Path | None, pooling: str, batch: int, times: int, progres
     plain = training_network(pooling).train()
     with ExitStack() as stack:
         rival, absent = _started(
-            lambda: stack.enter_context(_crypten(python, pooling, _arrays(plain, images=images, labels=labels)))
+            lambda: stack.enter_context(crypten(python, pooling, arrays_of(plain, images=images, labels=labels)))
         )
         ours, workers = stack.enter_context(_protected(copy.deepcopy(plain), SCHEME))
         runs = {
@@ -174,7 +179,7 @@ def _training(python: Path | None, pooling: str, batch: int, times: int, progres
             "ours": _timed(lambda: _step(ours, images, targets), workers),
         }
         costs = _in_turns(runs, "crypten", rival, times, progress, what=f"training, {pooling} pooling")
-    return Contest(network=_network(plain), rival_name="crypten", absent=absent, **costs)
+    return Contest(network=network_words(plain), rival_name="crypten", absent=absent, **costs)
 
 
 def _inference(python: Path | None, batch: int, times: int, progress: Progress) -> Contest:
@@ -182,14 +187,14 @@ def _inference(python: Path | None, batch: int, times: int, progress: Progress) 
     torch.manual_seed(0)
     plain = inference_network().eval()
     with ExitStack() as stack:
-        rival, absent = _started(lambda: stack.enter_context(_tenseal(python, _arrays(plain, images=images))))
+        rival, absent = _started(lambda: stack.enter_context(tenseal(python, arrays_of(plain, images=images))))
         ours, workers = stack.enter_context(_protected(copy.deepcopy(plain), SCHEME.for_inference()))
         runs = {
             "plain": _timed(lambda: _scores(plain, images), each=batch),
             "ours": _timed(lambda: _scores(ours, images), workers, each=batch),
         }
         costs = _in_turns(runs, "tenseal", rival, times, progress, what="inference")
-    return Contest(network=_network(plain), rival_name="tenseal", absent=absent, **costs)
+    return Contest(network=network_words(plain), rival_name="tenseal", absent=absent, **costs)
 
 
 def _in_turns(
@@ -231,7 +236,7 @@ def _step(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter.sub_(parameter.grad, alpha=crypten_party.LEARNING_RATE)
+            parameter.sub_(parameter.grad, alpha=LEARNING_RATE)
     return loss.detach()
 
 
@@ -268,95 +273,9 @@ def _protected(model: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.Module, tu
         unprotect_(model)
 
 
-# --- the rivals -------------------------------------------------------------------------------------------------------
-
-
 def _started(start: Callable[[], Run]) -> tuple[Run | None, str | None]:
     """The rival, or why there is none."""
     try:
         return start(), None
     except MissingError as missing:
         return None, f"{missing}. To compare, give the Python of an environment made as follows:\n{INSTALL}"
-
-
-def _arrays(model: nn.Module, **data: Tensor) -> dict[str, Any]:
-    return {name: value.detach().numpy() for name, value in (*model.named_parameters(), *data.items())}
-
-
-@contextmanager
-def _crypten(python: Path | None, pooling: str, arrays: dict[str, Any]) -> Iterator[Run]:
-    """Both parties, which begin a step together; the slower one's time counts."""
-    with _folder(python, arrays) as (interpreter, folder), ExitStack() as stack:
-        parties = [
-            stack.enter_context(
-                RivalProcess(
-                    interpreter,
-                    crypten_party.__file__,
-                    [str(folder / "arrays.npz"), pooling, str(rank), str(torch.get_num_threads())],
-                    words=folder / f"words-{rank}",
-                    settings={
-                        "WORLD_SIZE": "2",
-                        "RANK": str(rank),
-                        "RENDEZVOUS": f"file://{folder}/rendezvous",
-                        "DISTRIBUTED_BACKEND": "gloo",
-                        "GLOO_SOCKET_IFNAME": "lo",
-                    },
-                )
-            )
-            for rank in range(2)
-        ]
-        for party in parties:
-            party.ready()
-
-        def run() -> Turn:
-            for party in parties:
-                party.begin()
-            turns = [party.finish() for party in parties]
-            return Turn(
-                seconds=max(turn.seconds for turn in turns),
-                processor_seconds=sum(turn.processor_seconds for turn in turns),
-                result=turns[0].result,
-            )
-
-        yield run
-
-
-@contextmanager
-def _tenseal(python: Path | None, arrays: dict[str, Any]) -> Iterator[Run]:
-    with _folder(python, arrays) as (interpreter, folder):
-        arguments = [str(folder / "arrays.npz"), str(len(os.sched_getaffinity(0)))]
-        with RivalProcess(interpreter, tenseal_party.__file__, arguments, words=folder / "words") as server:
-            server.ready()
-
-            def run() -> Turn:
-                server.begin()
-                return server.finish()
-
-            yield run
-
-
-@contextmanager
-def _folder(python: Path | None, arrays: dict[str, Any]) -> Iterator[tuple[Path, Path]]:
-    """The interpreter, and a folder with the arrays."""
-    if python is None:
-        raise MissingError("no environment with the rivals was named")
-    with tempfile.TemporaryDirectory() as name:
-        np.savez(Path(name, "arrays.npz"), **arrays)
-        yield python, Path(name)
-
-
-def _network(model: nn.Module) -> str:
-    return ", ".join(_layer(layer) for layer in model.children())
-
-
-def _layer(layer: nn.Module) -> str:
-    match layer:
-        case nn.Conv2d():
-            stride = f"/{layer.stride[0]}" if layer.stride[0] > 1 else ""
-            return (
-                f"conv {layer.in_channels}-{layer.out_channels} {layer.kernel_size[0]}x{layer.kernel_size[1]}{stride}"
-            )
-        case nn.Linear():
-            return f"linear {layer.in_features}-{layer.out_features}"
-        case _:
-            return type(layer).__name__

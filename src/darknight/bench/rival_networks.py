@@ -55,3 +55,21 @@ def digits(batch: int) -> tuple[Tensor, Tensor]:
         raise UsageError(f"batch {batch}; needs 1 to {len(part.labels)}.")
     small = part.source.read(torch.arange(batch))
     return nn.functional.interpolate(small / small.max(), size=SHAPE[1:], mode="bilinear"), part.labels[:batch]
+
+
+def network_words(model: nn.Sequential) -> str:
+    """Its layers, in a line."""
+    return ", ".join(_layer(layer) for layer in model.children())
+
+
+def _layer(layer: nn.Module) -> str:
+    match layer:
+        case nn.Conv2d():
+            stride = f"/{layer.stride[0]}" if layer.stride[0] > 1 else ""
+            return (
+                f"conv {layer.in_channels}-{layer.out_channels} {layer.kernel_size[0]}x{layer.kernel_size[1]}{stride}"
+            )
+        case nn.Linear():
+            return f"linear {layer.in_features}-{layer.out_features}"
+        case _:
+            return type(layer).__name__
