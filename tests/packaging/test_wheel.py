@@ -106,8 +106,7 @@ def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python,
         "darknight/kernels/_weigh",
     ]
     script = (
-        "from darknight.kernels import compiled, compiled_field
-"
+        "from darknight.kernels import compiled, compiled_field\n"
         "print(compiled.chosen() is not None and compiled_field.chosen() is not None)"
     )
     assert run(python, "-c", script, cwd=tmp_path).strip() == "True"
