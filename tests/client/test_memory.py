@@ -11,6 +11,7 @@ import pytest
 from cli.command import clean_environment
 
 LIMIT = 300e6  # bytes that are resident at most, of the whole process: Python, PyTorch and all
+GROWTH = 40e6  # of these for the sealing itself; the rest is there before it begins
 SIDE = 224  # of colour images: 150 kB each
 
 # What the kernel says of the process itself: ru_maxrss would begin with the memory of whoever started it.
@@ -89,7 +90,9 @@ def test_the_size_of_a_set_does_not_matter(tmp_path, full, figure):
     source = make_npz(tmp_path / "set.npz", images)
     before, most = peak_of(COMMAND, source, tmp_path / "sealed")
     assert (tmp_path / "sealed" / "records").stat().st_size > images * 150_000
-    assert most < LIMIT
+    if full:
+        assert most < LIMIT
+    assert most - before < GROWTH
     figure(
         "sealing, memory", f"{most / 1e6:.0f} MB for {images * 0.150528:.0f} MB, {before / 1e6:.0f} MB before it began"
     )
