@@ -65,7 +65,7 @@ def test_the_commands_run_as_written(walk):
 def test_the_attack_is_one_and_is_said_so(walk):
     done, folder = walk
     assert len(re.findall(r" lied layer=\S+ call=\d+ pass=\S*grad_weight attack=one-element$", done.stdout, re.M)) == 1
-    assert re.search(r"^  HOSTILE +it lies on purpose: one-element", (folder / "north.txt").read_text(), re.M)
+    assert re.search(r"^  HOSTILE +it lies on purpose: one-element", (folder / "hostile.txt").read_text(), re.M)
     assert "HOSTILE" not in (folder / "south.txt").read_text()
     (evidence,) = json.loads((folder / "attacked" / "summary.json").read_text())["private"]["integrity"]["blamed"]
     said = "{worker} is out: {finding} (layer {layer}, call {call}, {kind})".format(**evidence)
