@@ -14,5 +14,11 @@ def library(name: str, *flags: str) -> Extension:
     )
 
 
-# Nobody looks at floating-point exceptions, and a product is rounded before it is added to, as in torch.
-setup(ext_modules=[library("weigh"), library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")])
+# Nobody looks at floating-point exceptions. In field.c a product is rounded before it is added to, as in torch; in
+# residues.c everything is exact.
+setup(
+    ext_modules=[
+        library("residues", "-fno-math-errno", "-fno-trapping-math"),
+        library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    ]
+)

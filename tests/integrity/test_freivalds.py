@@ -14,9 +14,9 @@ from torch import Tensor
 from darknight.coding import PRIME_25, PRIME_28, WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.integrity import freivalds, verified_forward, verified_grad_input, verified_grad_weight
-from darknight.integrity.freivalds import FURTHER, PLAN, Repetitions, Vectors, soundness
-from darknight.integrity.weighing import Moduli
-from darknight.kernels import compiled, reference
+from darknight.integrity.freivalds import FURTHER, PLAN, Repetitions, soundness
+from darknight.integrity.weighing import Moduli, Vector
+from darknight.kernels import reference, residues
 from darknight.ops import Conv, Linear, field
 from darknight.ops.field import centred
 from darknight.randomness import Randomness, Stream
@@ -56,7 +56,7 @@ def randomness() -> Randomness:
 @pytest.fixture
 def without_library(monkeypatch):
     """As where nothing was compiled."""
-    monkeypatch.setattr(compiled, "chosen", lambda: None)
+    monkeypatch.setattr(residues, "chosen", lambda: None)
 
 
 @pytest.fixture(params=["chosen", "reference"])
@@ -310,7 +310,7 @@ def test_a_check_in_one_field_only_would_miss_the_wrap(case, kind: Pass, prime: 
 
 # --- how sure -------------------------------------------------------------------------------------------------------
 @both_primes
-def test_forty_bits_in_both_fields_and_exact_sums(prime: int, randomness: Randomness):
+def test_forty_bits_in_both_fields_and_exact_sums(prime: int):
     widths = [*PLAN.widths, *[PLAN.widths[2]] * 2]  # three axes of positions
     # What the number stands for: all three passes of a layer call together, and 2^18 checks more.
     once = sum(Fraction(1, 2**bits) for bits in widths)
@@ -319,12 +319,10 @@ def test_forty_bits_in_both_fields_and_exact_sums(prime: int, randomness: Random
         assert error <= Fraction(1, 2**40)
         assert float(error) == pytest.approx(2.0 ** -soundness(further))
     assert FURTHER.widths == PLAN.widths
-    vectors = Vectors.drawn(randomness.fresh(), 5, 7, (2, 3, 4), further=False)
     for moduli in (Moduli((prime, WITNESS[prime])), Moduli((prime,))):
-        blocks = vectors.channels_at_once(moduli), vectors.rows_at_once(moduli), vectors.taps_at_once(moduli)
-        for bits, longest in zip(widths[:3], blocks, strict=True):
+        for bits in widths[:3]:
             assert 2**bits <= min(prime, WITNESS[prime])  # distinct in both fields
-            longest_sum = longest * (prime // 2) * 2 ** (bits - 1)
+            longest_sum = moduli.at_once(bits) * (prime // 2) * 2 ** (bits - 1)
             assert longest_sum + prime <= 2**53  # the next multiple of the prime too: reduction is exact
             assert 2 * longest_sum > 2**52  # and not much shorter than it may be
 
@@ -380,9 +378,12 @@ def modular_result(call: Call) -> Tensor:
     return torch.where(result > prime // 2, result - prime, result)
 
 
-def lowest_entries(stream: Stream, count: int, lengths: tuple[int, ...], widths: tuple[int, ...]) -> list[Tensor]:
+def lowest_entries(stream: Stream, count: int, lengths: tuple[int, ...], widths: tuple[int, ...]) -> list[Vector]:
     sizes = zip(lengths, widths, strict=True)
-    return [torch.full((count, length), -(2.0 ** (width - 1)), dtype=torch.float64) for length, width in sizes]
+    return [
+        Vector(torch.full((count, length), -(2.0 ** (width - 1)), dtype=torch.float64), width)
+        for length, width in sizes
+    ]
 
 
 @pytest.mark.parametrize(("prime", "rows"), [(PRIME_25, 70_000), (PRIME_28, 140_000)])
@@ -396,10 +397,11 @@ def test_many_rows_are_checked_exactly_and_soundly(prime: int, rows: int, kind: 
 
 def test_vectors_are_spread_over_all_their_values(randomness: Randomness):
     lengths, widths = (20_000, 10_000, 5_000), PLAN.widths
-    for drawn, length, bits in zip(
+    for vector, length, bits in zip(
         freivalds._entries(randomness.fresh(), 2, lengths, widths), lengths, widths, strict=True
     ):
-        half = 2 ** (bits - 1)
+        half, drawn = 2 ** (bits - 1), vector.entries
+        assert vector.bits == bits
         assert tuple(drawn.shape) == (2, length)
         assert drawn.min() >= -half
         assert drawn.max() < half
@@ -467,10 +469,10 @@ def test_a_further_check_is_the_same_check_with_a_repetition_more(case: Case, ki
 @every_small_case
 @every_pass
 def test_every_call_draws_new_vectors(case: Case, kind: Pass, randomness: Randomness, monkeypatch):
-    drawn: list[Tensor] = []
+    drawn: list[Vector] = []
     draw = freivalds._entries
 
-    def recorded(*arguments) -> list[Tensor]:
+    def recorded(*arguments) -> list[Vector]:
         drawn.extend(draw(*arguments))
         return drawn[-len(arguments[2]) :]
 
@@ -480,7 +482,7 @@ def test_every_call_draws_new_vectors(case: Case, kind: Pass, randomness: Random
     for source in (stream, stream, randomness.fresh()):  # the same stream goes on; it does not start again
         call.verified(call.result, source)
     assert len(drawn) == 3 * (2 + len(case.w_shape) - 2)  # u, v and one for each axis of the positions, three times
-    entries = [row.tolist() for vectors in drawn for row in vectors]
+    entries = [row.tolist() for vector in drawn for row in vector.entries]
     assert len({tuple(row) for row in entries}) == len(entries)
 
 
@@ -490,7 +492,9 @@ def test_a_lie_made_for_known_vectors_passes_so_they_must_be_secret(case, kind: 
     # Whoever knows the weights 2 and -3 of two channels can add 3 to the one and 2 to the other.
     known = torch.tensor([2.0, -3.0], dtype=torch.float64).repeat(10)
     monkeypatch.setattr(
-        freivalds, "_entries", lambda _, count, lengths, widths: [known[:length].repeat(count, 1) for length in lengths]
+        freivalds,
+        "_entries",
+        lambda _, count, lengths, widths: [Vector(known[:length].repeat(count, 1), 22) for length in lengths],
     )
     call = call_in_range(case, kind, PRIME_25)
     lie = call.result.clone()

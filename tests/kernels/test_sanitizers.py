@@ -31,7 +31,8 @@ def loaded(name, symbol, arguments, result=None):
 
 
 compiled.loaded = loaded
-from kernels import test_field, test_weigh
+from darknight.kernels import compiled_residues
+from kernels import test_field, test_residues
 
 if sys.argv[2] == "broken":
     library = Library.loaded()
@@ -49,8 +50,7 @@ for kind in ("", "plain_"):
         test_field.test_moments_agree_with_the_reference_at_their_largest_too(library, shape)
     test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
     test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
-    function = compiled._loaded(f"darknight_weigh_{kind}1")
-    test_weigh.test_the_library_the_reference_and_exact_integers_agree_on_every_shape(function, 7, False)
+    test_residues.try_everything(compiled_residues.Library.loaded(kind))
 print("done")
 """
 
@@ -65,7 +65,7 @@ def test_no_sanitizer_complains(tmp_path: Path):
         pytest.skip("this compiler has no AddressSanitizer")
     flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-    for name in ("field", "weigh"):
+    for name in ("field", "residues"):
         command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {

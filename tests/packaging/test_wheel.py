@@ -103,11 +103,11 @@ def libraries(wheel: Path) -> list[str]:
 def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python, tmp_path):
     assert [name.partition(".")[0] for name in sorted(libraries(wheel))] == [
         "darknight/kernels/_field",
-        "darknight/kernels/_weigh",
+        "darknight/kernels/_residues",
     ]
     script = (
-        "from darknight.kernels import compiled, compiled_field\n"
-        "print(compiled.chosen() is not None and compiled_field.chosen() is not None)"
+        "from darknight.kernels import compiled_field, compiled_residues\n"
+        "print(compiled_residues.chosen() is not None and compiled_field.chosen() is not None)"
     )
     assert run(python, "-c", script, cwd=tmp_path).strip() == "True"
 

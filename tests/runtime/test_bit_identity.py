@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import darknight as dk
-from darknight.kernels import masking
+from darknight.kernels import masking, residues
 from fleet.threads import thread_fleet
 from runtime.scripts import batch, forced, network, train, trained_alone, trained_by_fleet
 
@@ -59,7 +59,7 @@ def test_compiled_kernels_and_the_reference_train_the_same_weights(monkeypatch, 
     if masking.chosen() is None:
         pytest.skip("no compiled kernels here")
     monkeypatch.setattr(masking, "chosen", lambda: None)
-    monkeypatch.setattr("darknight.kernels.compiled.chosen", lambda: None)
+    monkeypatch.setattr(residues, "chosen", lambda: None)
     assert torch.equal(trained_by_fleet(scheme, examples), compiled)
     assert torch.equal(trained_alone(scheme, examples), compiled)
 

@@ -26,35 +26,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2, prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from darknight.coding import WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.integrity.weighing import (
-    Integers,
     Moduli,
-    block_length,
-    contracted,
-    contracted_again,
+    Vector,
     inner_product,
     inner_product_of_rows,
-    integers,
-    joined,
-    largest_of,
+    over_axis,
+    over_both,
     over_channels,
+    over_positions,
     over_rows,
+    over_taps,
     over_weights,
+    total,
 )
 from darknight.ops import BilinearOp
 from darknight.ops.op import Shape
 from darknight.randomness import Stream, uniform_below
 from darknight.types import Pass
 
-_IN_CACHE = 1 << 19  # float64 elements of a step that are read several times
+_IN_CACHE = 1 << 18  # residues of a step that are read several times
 
 
 def verified_forward(
@@ -77,12 +76,12 @@ def verified_forward(
     _expect_result(y, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
     rows, moduli = op.rows(y), Moduli(_moduli(prime, wraps))
     vectors = Vectors.drawn(stream, op.channels(w_shape)[0], rows.shape[0], tuple(rows.shape[2:]), further)
-    found = _weighed(op, rows, vectors, moduli)
-    weights = over_weights(op, w, vectors.u, 0, vectors.channels_at_once(moduli), moduli)
+    found = over_positions(over_both(rows, vectors.u, vectors.v, moduli), vectors.positions, moduli)
+    weights = over_weights(op, w, vectors.u, 0, moduli)
     op, x = op.trimmed(x, w_shape)
-    inputs = over_rows(op.rows(x), vectors.v, vectors.rows_at_once(moduli))
-    expected = _met(weights, inputs, op.forward_positions(vectors.positions, tuple(x.shape), w_shape), moduli)
-    _compare(Pass.FORWARD, moduli, found, expected)
+    inputs = over_rows(op.rows(x), vectors.v, moduli)
+    positions = op.forward_positions(vectors.entries_of_positions, tuple(x.shape), w_shape)
+    _compare(Pass.FORWARD, found, _met(weights, inputs, positions, moduli))
     return y
 
 
@@ -104,11 +103,11 @@ def verified_grad_input(
     _expect(delta, op.output_shape(x_shape, w_shape), Pass.GRAD_INPUT)
     rows, moduli = op.rows(gx), Moduli(_moduli(prime, wraps))
     vectors = Vectors.drawn(stream, op.channels(w_shape)[1], rows.shape[0], tuple(rows.shape[2:]), further)
-    found = _weighed(op, rows, vectors, moduli)
-    weights = over_weights(op, w, vectors.u, 1, vectors.channels_at_once(moduli), moduli)
-    deltas = over_rows(op.rows(delta), vectors.v, vectors.rows_at_once(moduli))
-    expected = _met(weights, deltas, op.grad_input_positions(vectors.positions, x_shape, w_shape), moduli)
-    _compare(Pass.GRAD_INPUT, moduli, found, expected)
+    found = over_positions(over_both(rows, vectors.u, vectors.v, moduli), vectors.positions, moduli)
+    weights = over_weights(op, w, vectors.u, 1, moduli)
+    deltas = over_rows(op.rows(delta), vectors.v, moduli)
+    positions = op.grad_input_positions(vectors.entries_of_positions, x_shape, w_shape)
+    _compare(Pass.GRAD_INPUT, found, _met(weights, deltas, positions, moduli))
     return gx
 
 
@@ -127,11 +126,10 @@ def verified_grad_weight(
     """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
     _expect_result(gw, w_shape, Pass.GRAD_WEIGHT)
     _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
-    groups, (outs, ins), moduli = op.groups, op.channels(w_shape), Moduli(_moduli(prime, wraps))
+    (outs, ins), moduli = op.channels(w_shape), Moduli(_moduli(prime, wraps))
     vectors = Vectors.drawn(stream, outs, ins, w_shape[2:], further)
-    folded = over_weights(op, gw, vectors.u, 0, vectors.channels_at_once(moduli), moduli)
-    found = _weighed_gradient(folded, vectors, groups, moduli)
-    _compare(Pass.GRAD_WEIGHT, moduli, found, _met_gradient(*op.trimmed(x, w_shape), delta, vectors, moduli))
+    found = _weighed_gradient(over_weights(op, gw, vectors.u, 0, moduli), vectors, op.groups, moduli)
+    _compare(Pass.GRAD_WEIGHT, found, _met_gradient(*op.trimmed(x, w_shape), delta, vectors, moduli))
     return gw
 
 
@@ -171,10 +169,9 @@ def soundness(further: int) -> float:
 class Vectors:
     """u (rep, channel), v (rep, row or input channel), and (rep, size) for each axis of the positions or taps."""
 
-    plan: Repetitions
-    u: Tensor
-    v: Tensor
-    positions: tuple[Tensor, ...]
+    u: Vector
+    v: Vector
+    positions: tuple[Vector, ...]
 
     @classmethod
     def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape, further: bool) -> Vectors:
@@ -182,33 +179,32 @@ class Vectors:
         u_bits, v_bits, position_bits = plan.widths
         widths = (u_bits, v_bits, *(position_bits,) * len(sizes))
         u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)
-        # A single position needs no weight: nothing is summed.
-        return cls(plan, u, v, tuple(each if each.shape[1] > 1 else torch.ones_like(each) for each in positions))
+        return cls(u, v, tuple(each if each.entries.shape[1] > 1 else _one_for(each) for each in positions))
 
-    def positions_of_groups(self, groups: int) -> list[Tensor]:
-        """(group * rep, taps) for each axis: every group is weighed alike."""
-        return [each.repeat(groups, 1) for each in self.positions] if groups > 1 else list(self.positions)
-
-    # How many operands of magnitude p/2 can be weighed with u, v, or the others, and summed exactly.
-    def channels_at_once(self, moduli: Moduli) -> int:
-        return self._at_once(0, moduli)
-
-    def rows_at_once(self, moduli: Moduli) -> int:
-        return self._at_once(1, moduli)
-
-    def taps_at_once(self, moduli: Moduli) -> int:
-        return self._at_once(2, moduli)
-
-    def _at_once(self, which: int, moduli: Moduli) -> int:
-        return block_length(moduli.half, 2.0 ** (self.plan.widths[which] - 1))
+    @property
+    def entries_of_positions(self) -> list[Tensor]:
+        return [each.entries for each in self.positions]
 
 
-def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Tensor]:
-    """(count, length) for each length, uniform over the 2^width integers around zero, in float64."""
+def _one_for(single: Vector) -> Vector:
+    """A single position needs no weight: nothing is summed."""
+    return Vector(torch.ones_like(single.entries), single.bits)
+
+
+def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Vector]:
+    """(count, length) for each length, uniform over the 2^width integers around zero."""
     widest = max(widths)
     drawn = uniform_below(stream, (count, sum(lengths)), 1 << widest).sub_(1 << (widest - 1))
-    parts = torch.split(drawn, list(lengths), dim=1)
-    return [(part >> (widest - width)).to(torch.float64) for part, width in zip(parts, widths, strict=True)]
+    entries = (drawn >> _shifts(lengths, tuple(widest - width for width in widths))).to(torch.float64)
+    parts = torch.split(entries, list(lengths), dim=1)
+    return [Vector(part, width) for part, width in zip(parts, widths, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _shifts(lengths: Shape, bits: Shape) -> Tensor:
+    """`length` times each number of bits. (Sizes of layers are no secret.)"""
+    with torch.inference_mode(False):
+        return torch.repeat_interleave(torch.tensor(bits), torch.tensor(lengths))
 
 
 def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
@@ -216,71 +212,46 @@ def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
 
 
 # --- both sides -------------------------------------------------------------------------------------------------------
-def _weighed(op: BilinearOp, rows: Tensor, vectors: Vectors, moduli: Moduli) -> Integers:
-    """A result (row, channel, ...) weighed along every axis: (modulus, rep)."""
-    folded = over_channels(rows, vectors.u, 1, vectors.channels_at_once(moduli))  # (block, row, rep, ...)
-    columns = folded.reshape(*folded.shape[:3], prod(rows.shape[2:])).transpose(1, 2)  # (block, rep, row, position)
-    total = contracted(vectors.v.unsqueeze(1), columns, moduli, largest_of(folded))
-    return _over_positions(total.reshape(*total.shape[:2], *rows.shape[2:]), vectors.positions, moduli)
-
-
-def _weighed_gradient(folded: Integers, vectors: Vectors, groups: int, moduli: Moduli) -> Integers:
-    """A weight gradient whose output channels are summed, (modulus, rep, in, ...) -> (modulus, group * rep)."""
-    _, reps, channels, *sizes = folded.shape
-    grouped = folded.reshape(len(moduli), reps, groups, channels // groups, -1)
-    total = contracted_again(integers(vectors.v).reshape(reps, groups, 1, -1), grouped, moduli)
-    taps = total.swapaxes(1, 2).reshape(len(moduli), groups * reps, *sizes)
-    return _over_positions(taps, vectors.positions_of_groups(groups), moduli)
-
-
-def _over_positions(total: Integers, positions: Sequence[Tensor], moduli: Moduli) -> Integers:
-    """(modulus, rep, ...), centred, and (rep, size) for each further axis -> (modulus, rep)."""
-    for weights in reversed(positions):
-        lines = total.reshape(*total.shape[:2], -1, total.shape[-1]).swapaxes(2, 3)  # (modulus, rep, size, any)
-        total = contracted_again(integers(weights)[:, np.newaxis], lines, moduli).reshape(total.shape[:-1])
-    return total
-
-
-def _met(weights: Integers, rows: Tensor, positions: Sequence[Tensor], moduli: Moduli) -> Integers:
-    """The cheap side: weights (modulus, rep, channel, ...), rows (block, rep, channel, ...) -> (modulus, rep).
+def _met(weights: Tensor, rows: Tensor, positions: Sequence[Tensor], moduli: Moduli) -> Tensor:
+    """The cheap side: weights (modulus, rep, channel, taps), rows (modulus, rep, channel, sizes) -> (modulus, rep).
 
     positions: for each axis (rep, taps, size).
     """
-    lead = weights.shape[:2]
-    if not positions:
-        met = joined(rows, moduli).astype(np.int64)
-    else:
-        lines = rows.reshape(*rows.shape[:2], -1, rows.shape[-1]).transpose(2, 3)  # (block, rep, size, any)
-        met = contracted(positions[-1], lines, moduli, largest_of(rows))
-        for matrix, size in zip(positions[-2::-1], rows.shape[-2:2:-1], strict=True):
-            met = contracted_again(integers(matrix), met.reshape(*lead, -1, size).swapaxes(2, 3), moduli)
-    # Now (modulus, rep, taps, channel), the axes of the taps in the kernel's order.
-    return inner_product(np.moveaxis(weights, 2, -1).reshape(*lead, -1), met.reshape(*lead, -1), moduli)
+    for axis, matrix in enumerate(positions, 3):
+        rows = over_axis(rows, axis, matrix, moduli)
+    return inner_product(weights, rows, moduli)
 
 
-def _met_gradient(op: BilinearOp, x: Tensor, delta: Tensor, vectors: Vectors, moduli: Moduli) -> Integers:
+def _weighed_gradient(folded: Tensor, vectors: Vectors, groups: int, moduli: Moduli) -> Tensor:
+    """A weight gradient whose output channels are summed, (modulus, rep, in, taps) -> (modulus, group * rep)."""
+    count, reps, channels, *taps = folded.shape
+    grouped = folded.reshape(count, reps * groups, channels // groups, *taps)
+    by_group = [Vector(vectors.v.entries.reshape(reps * groups, -1), vectors.v.bits)]
+    for each in vectors.positions:  # every group is weighed alike
+        by_group.append(Vector(each.entries.repeat_interleave(groups, 0), each.bits))
+    found = over_positions(grouped, by_group, moduli)
+    return found.view(count, reps, groups).transpose(1, 2).reshape(count, -1)
+
+
+def _met_gradient(op: BilinearOp, x: Tensor, delta: Tensor, vectors: Vectors, moduli: Moduli) -> Tensor:
     """The cheap side of a weight gradient: (modulus, group * rep)."""
     groups, inputs, deltas = op.groups, op.rows(x), op.rows(delta)
-    taps = vectors.positions_of_groups(groups)
-    width = len(moduli) * groups * len(vectors.u) * max(prod(inputs.shape[2:]), prod(deltas.shape[2:]))
+    taps = [Vector(each.entries.repeat(groups, 1), each.bits) for each in vectors.positions]
+    width = len(moduli.primes) * groups * len(vectors.u) * max(prod(inputs.shape[2:]), prod(deltas.shape[2:]))
     step = max(1, _IN_CACHE // max(1, width))
-    total = np.zeros((len(moduli), groups * len(vectors.u)), dtype=np.int64)
+    parts = []
     for some, others in zip(torch.split(inputs, step), torch.split(deltas, step), strict=True):
-        left = joined(over_channels(some, vectors.v, groups, vectors.rows_at_once(moduli)), moduli)
-        right = joined(over_channels(others, vectors.u, groups, vectors.channels_at_once(moduli)), moduli)
-        folded = op.fold_taps(
-            torch.from_numpy(left).flatten(0, 1),
-            torch.from_numpy(right).flatten(0, 1),
-            taps,
-            moduli.centred_rows,
-            vectors.taps_at_once(moduli),
+        left, right = op.fold_taps(
+            over_channels(some, vectors.v, groups, moduli).flatten(0, 1),
+            over_channels(others, vectors.u, groups, moduli).flatten(0, 1),
+            lambda values, along: over_taps(values, taps[along.axis], along, moduli),
         )
-        total += inner_product_of_rows(*folded, moduli)
-    return total
+        parts.append(inner_product_of_rows(left, right, moduli))
+    return total(parts, moduli)
 
 
-def _compare(kind: Pass, moduli: Moduli, found: Integers, expected: Integers) -> None:
-    equal = (moduli.residues(found - expected) == 0).all(1).tolist()
+def _compare(kind: Pass, found: Tensor, expected: Tensor) -> None:
+    equal = (found == expected).all(1).tolist()
     if not equal[0]:
         _refuse(kind)
     if not all(equal):

@@ -3,9 +3,9 @@
 Each function is a handful of passes over whole tensors. The number of Python calls depends on the code (workers,
 sources), never on the batch.
 
-reference        what each of them is
-masking, weighing    which of the two does it
-compiled, compiled_field    the libraries of weigh.c and field.c
+reference, reference_residues    what each of them is
+masking, residues                which of the two does it
+compiled_field, compiled_residues    the libraries of field.c and residues.c
 """
 
 from darknight.kernels.masking import (
@@ -20,7 +20,6 @@ from darknight.kernels.masking import (
     unmask,
 )
 from darknight.kernels.reference import combine_grid, dequantise
-from darknight.kernels.weighing import weigh
 
 __all__ = [
     "checksum",
@@ -34,5 +33,4 @@ __all__ = [
     "quantise_nearest",
     "quantise_stochastic",
     "unmask",
-    "weigh",
 ]

@@ -76,8 +76,8 @@ class Library:
 
 @cache
 def chosen() -> Library | None:
-    """The library, or None for the reference: where weighed sums are compiled, so is this."""
-    return Library.loaded() if compiled.chosen() is not None else None
+    """The library, or None for the reference."""
+    return Library.loaded() if compiled.wanted() else None
 
 
 # --- combinations -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops.op import BilinearOp, Shape, settings_of
+from darknight.ops.op import BilinearOp, Shape, Slide, Sliding, settings_of
 from darknight.ops.padding import Padding
 from darknight.types import OpSpec
 
@@ -250,23 +250,13 @@ class Conv(BilinearOp):
             sums.append(total)
         return sums
 
-    def fold_taps(
-        self, x: Tensor, delta: Tensor, weights: Sequence[Tensor], reduced: Callable[[Tensor], Tensor], longest: int
-    ) -> tuple[Tensor, Tensor]:
+    def fold_taps(self, x: Tensor, delta: Tensor, slide: Slide) -> tuple[Tensor, Tensor]:
         spatial, skipped = self.padding.without_zeros(tuple(x.shape[2:]))
-        source = x if spatial == tuple(x.shape[2:]) else self.padding.apply(x)
+        whole = spatial == tuple(x.shape[2:])
+        source = x if whole else self.padding.apply(x.to(torch.float64)).to(x.dtype)  # torch has no borders of integers
         for axis in range(self.axes):  # the first axis first: what is left to be read with a stride is less
-            vectors, size, count = weights[axis], spatial[axis], delta.shape[2 + axis]
-            total = source.new_zeros(*source.shape[: 2 + axis], count, *source.shape[3 + axis :])
-            before = (slice(None),) * (2 + axis)
-            terms = 0
-            for tap, inputs, outputs in self._overlaps_along(axis, vectors.shape[1], size, count, skipped[axis]):
-                if terms >= longest - 1:  # what was reduced counts as a term
-                    total, terms = reduced(total), 1
-                weight = vectors[:, tap].view(-1, *(1,) * self.axes)
-                total[(*before, outputs)].addcmul_(source[(*before, inputs)], weight)
-                terms += 1
-            source = reduced(total)
+            count = delta.shape[2 + axis]
+            source = slide(source, Sliding(axis, self.stride[axis], self.dilation[axis], skipped[axis], count))
         return source, delta
 
     # --- w as (group, first, second, tap): shared with the transposed convolution ----------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Self
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.ops.conv import Conv, per_axis
-from darknight.ops.op import BilinearOp, Shape, settings_of
+from darknight.ops.op import BilinearOp, Shape, Slide, settings_of
 from darknight.ops.padding import Padding
 from darknight.types import OpSpec
 
@@ -159,10 +159,8 @@ class ConvTranspose(BilinearOp):
     def grad_input_positions(self, weights: Sequence[Tensor], x_shape: Shape, w_shape: Shape) -> list[Tensor]:
         return self.conv.forward_positions(weights, self.output_shape(x_shape, w_shape), w_shape)
 
-    def fold_taps(
-        self, x: Tensor, delta: Tensor, weights: Sequence[Tensor], reduced: Callable[[Tensor], Tensor], longest: int
-    ) -> tuple[Tensor, Tensor]:
-        delta, x = self.conv.fold_taps(delta, x, weights, reduced, longest)
+    def fold_taps(self, x: Tensor, delta: Tensor, slide: Slide) -> tuple[Tensor, Tensor]:
+        delta, x = self.conv.fold_taps(delta, x, slide)
         return x, delta
 
     def _expect(self, delta_shape: Shape, x_shape: Shape, w_shape: Shape) -> None:

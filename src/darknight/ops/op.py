@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Self
 
@@ -13,6 +14,23 @@ from darknight.errors import OpError
 from darknight.types import OpSpec
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """y[p] = sum over taps t of weight[t] * x[p * step + t * hole - skipped], along one axis of the positions.
+
+    skipped: zeros before the first x, which are not there; nor are those behind the last.
+    """
+
+    axis: int
+    step: int
+    hole: int
+    skipped: int
+    count: int  # of positions of y
+
+
+Slide = Callable[[Tensor, Sliding], Tensor]
 
 
 class BilinearOp(ABC):
@@ -169,12 +187,10 @@ class BilinearOp(ABC):
         """For each axis (rep, size of x) -> (rep, taps, size of y): what a position of delta counts at a tap."""
         return []
 
-    def fold_taps(
-        self, x: Tensor, delta: Tensor, weights: Sequence[Tensor], reduced: Callable[[Tensor], Tensor], longest: int
-    ) -> tuple[Tensor, Tensor]:
+    def fold_taps(self, x: Tensor, delta: Tensor, slide: Slide) -> tuple[Tensor, Tensor]:
         """Two tensors (row, group * rep, ...) whose inner product is that of delta and x, taps weighed and summed.
 
-        weights: (group * rep, taps) for each axis. `reduced` is applied at least once for every `longest` terms.
+        x, delta: integers. slide: weighs and sums along an axis.
         """
         return x, delta
 

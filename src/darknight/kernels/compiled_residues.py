@@ -1,0 +1,184 @@
+"""The library built from residues.c, if this installation has it.
+
+What is handed over was checked by `residues`. Each function says None where the library is not made for its operands,
+before any memory is touched; the reference does those. Results are the reference's to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from darknight.kernels import compiled
+from darknight.kernels.compiled import Function
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+    """As in residues.c: what begins with a star is a pointer, everything else a number."""
+    kinds = [(each.lstrip("*"), _POINTER if each.startswith("*") else _NUMBER) for each in fields.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": kinds})
+
+
+_Weighing = _structure(
+    "weighing",
+    "*x outer outer_stride groups length stride columns *v reps period longest *primes moduli *rows often *out",
+)
+_Folding = _structure("folding", "*x moduli reps outer n inner *matrix m often *primes *out")
+_Sliding = _structure(
+    "sliding",
+    "*x moduli rows channels before size inner *weights taps step hole skipped count often *primes *out",
+)
+_Product = _structure("product", "*left *right moduli rows channels n *primes *out")
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of residues.c."""
+
+    weigh: Function
+    fold: Function
+    slide: Function
+    dot: Function
+
+    @classmethod
+    def loaded(cls, kind: str = "") -> Library | None:
+        """None if one of them is missing. kind: "plain_" for those without vector instructions of this processor."""
+        found = {
+            name: compiled.loaded("residues", f"darknight_{name}_{kind}2", (ctypes.c_void_p,))
+            for name in ("weigh", "fold", "slide", "dot")
+        }
+        there = {name: function for name, function in found.items() if function is not None}
+        return cls(**there) if len(there) == len(found) else None
+
+
+@cache
+def chosen() -> Library | None:
+    """The library, or None for the reference."""
+    return Library.loaded() if compiled.wanted() else None
+
+
+def weigh(
+    library: Library,
+    values: Tensor,
+    vectors: Tensor,
+    primes: tuple[int, ...],
+    *,
+    longest: int,
+    groups: int,
+    period: int,
+    rows: Tensor | None = None,
+    often: int = 0,
+) -> Tensor | None:
+    """As reference_residues.weigh; with `rows` as weigh_rows."""
+    if not _suit(torch.int32, values) or not _suit(torch.float64, vectors, *([] if rows is None else [rows])):
+        return None
+    (outer, length, columns), reps, moduli = values.shape, len(vectors), len(primes)
+    if columns > 1 and values.stride(2) != 1:
+        values = values.contiguous()
+    vectors, rows = vectors.contiguous(), None if rows is None else rows.contiguous()
+    shape = (moduli, outer, groups, reps, columns) if rows is None else (moduli, reps, columns)
+    out = torch.empty(shape, dtype=torch.int32)
+    if out.numel():
+        what = _Weighing(
+            values.data_ptr(),
+            outer,
+            values.stride(0),
+            groups,
+            length // groups,
+            values.stride(1),
+            columns,
+            vectors.data_ptr(),
+            reps,
+            max(1, period),
+            longest,
+            _array(primes),
+            moduli,
+            None if rows is None else rows.data_ptr(),
+            often,
+            out.data_ptr(),
+        )
+        library.weigh(ctypes.byref(what))
+    return out
+
+
+def fold(library: Library, values: Tensor, matrix: Tensor, primes: tuple[int, ...], often: int) -> Tensor | None:
+    """As reference_residues.fold."""
+    if not _suit(torch.int32, values) or not _suit(torch.float64, matrix):
+        return None
+    values, matrix = values.contiguous(), matrix.contiguous()
+    moduli, reps, outer, n, inner = values.shape
+    out = torch.empty(moduli, reps, outer, matrix.shape[1], inner, dtype=torch.int32)
+    if out.numel():
+        sizes = (moduli, reps, outer, n, inner)
+        what = _Folding(
+            values.data_ptr(), *sizes, matrix.data_ptr(), matrix.shape[1], often, _array(primes), out.data_ptr()
+        )
+        library.fold(ctypes.byref(what))
+    return out
+
+
+def slide(
+    library: Library,
+    values: Tensor,
+    weights: Tensor,
+    primes: tuple[int, ...],
+    *,
+    step: int,
+    hole: int,
+    skipped: int,
+    count: int,
+    often: int,
+) -> Tensor | None:
+    """As reference_residues.slide."""
+    if not _suit(torch.int32, values) or not _suit(torch.float64, weights):
+        return None
+    values, weights = values.contiguous(), weights.contiguous()
+    out = torch.empty(*values.shape[:4], count, values.shape[5], dtype=torch.int32)
+    if out.numel():
+        what = _Sliding(
+            values.data_ptr(),
+            *values.shape,
+            weights.data_ptr(),
+            weights.shape[1],
+            step,
+            hole,
+            skipped,
+            count,
+            often,
+            _array(primes),
+            out.data_ptr(),
+        )
+        library.slide(ctypes.byref(what))
+    return out
+
+
+def dot(library: Library, left: Tensor, right: Tensor, primes: tuple[int, ...]) -> Tensor | None:
+    """As reference_residues.dot."""
+    if not _suit(torch.int32, left, right):
+        return None
+    left, right = left.contiguous(), right.contiguous()
+    out = torch.empty(left.shape[0], left.shape[2], dtype=torch.int32)
+    if out.numel():
+        what = _Product(left.data_ptr(), right.data_ptr(), *left.shape, _array(primes), out.data_ptr())
+        library.dot(ctypes.byref(what))
+    return out
+
+
+def _suit(dtype: torch.dtype, *tensors: Tensor) -> bool:
+    return all(each.dtype == dtype and each.is_cpu and each.layout == torch.strided for each in tensors)
+
+
+@cache
+def _doubles(primes: tuple[int, ...]) -> ctypes.Array[ctypes.c_double]:
+    return (ctypes.c_double * len(primes))(*primes)
+
+
+@cache
+def _array(primes: tuple[int, ...]) -> int:
+    return ctypes.addressof(_doubles(primes))

@@ -1,0 +1,490 @@
+/* Sums weighed with random vectors, modulo one or two primes: the compiled twin of reference_residues.py.
+ *
+ * Numbers of at most 2^27 or so are weighed with entries of at most 24 bits and summed in double. Every sum stays within
+ * 2^53, because it is reduced as often as the caller says, so neither the order of the additions nor fused
+ * multiplication changes what it is. Results are residues next to zero. Nothing is checked here: compiled_residues.py
+ * does that.
+ *
+ * No Python.h and no intrinsics: plain loops, which gcc and clang turn into vector instructions. What the processor has
+ * is asked once, when the library is loaded.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define TILE 1024 /* columns at a time: their sums stay in cache, and a row is long enough to be fetched ahead */
+#define FEW 512   /* below this many columns the processor does not see by itself what comes next */
+#define MODULI 2
+#define LANES 8
+#define NARROW 16
+#define PRODUCTS 256 /* of two residues, which an int64 can sum */
+#define INLINE static inline __attribute__((always_inline))
+
+/* --- modulo a prime ------------------------------------------------------------------------------------------------ */
+#define ROUND 6755399441055744.0 /* 1.5 * 2^52: adding it rounds to an integer, subtracting it gives that */
+
+/* Congruent to x, and of magnitude prime / 2 or a few more. */
+INLINE double centred(double x, double prime, double inverse) {
+    const double nearest = (x * inverse + ROUND) - ROUND;
+    return x - nearest * prime;
+}
+
+/* The one residue of magnitude (prime - 1) / 2 or less, of what was centred. */
+INLINE int32_t residue(double x, double prime, double inverse) {
+    const double near = centred(x, prime, inverse), half = 0.5 * prime;
+    return (int32_t)(near > half ? near - prime : near < -half ? near + prime : near);
+}
+
+/* --- sums over rows ------------------------------------------------------------------------------------------------ */
+/* out[column] (+)= sum of `count` rows of x, weighed; `count` and `twice` are constants at every call. */
+INLINE void some_rows(const int32_t *restrict x, int64_t stride, int64_t columns, const double *v, const double *w,
+                      int count, int twice, int fresh, double *restrict a, double *restrict b) {
+    double p[8], q[8];
+    for (int i = 0; i < count; i++) {
+        p[i] = v[i];
+        q[i] = twice ? w[i] : 0.0;
+    }
+    for (int64_t c = 0; c < columns; c++) {
+        double first = fresh ? 0.0 : a[c], second = 0.0;
+        if (twice) second = fresh ? 0.0 : b[c];
+#pragma GCC unroll 8
+        for (int i = 0; i < count; i++) {
+            const double value = (double)x[i * stride + c];
+            first += p[i] * value;
+            if (twice) second += q[i] * value;
+        }
+        a[c] = first;
+        if (twice) b[c] = second;
+    }
+}
+
+/* Fetches the next four rows. Beyond the end it does nothing: a prefetch never faults. */
+INLINE void ahead(const int32_t *x, int64_t stride, int64_t columns) {
+    for (int i = 0; i < 4; i++)
+        for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(x + i * stride + c, 0, 3);
+}
+
+/* One or two repetitions over all rows of a tile. */
+INLINE void tile(const int32_t *x, int64_t stride, int64_t rows, int64_t columns, const double *v, const double *w,
+                 int twice, double *a, double *b) {
+    int64_t row = 0;
+    if (rows >= 4) {
+        if (columns < FEW) ahead(x + 4 * stride, stride, columns);
+        some_rows(x, stride, columns, v, w, 4, twice, 1, a, b);
+        for (row = 4; row + 4 <= rows; row += 4) {
+            if (columns < FEW) ahead(x + (row + 4) * stride, stride, columns);
+            some_rows(x + row * stride, stride, columns, v + row, twice ? w + row : w, 4, twice, 0, a, b);
+        }
+    } else if (rows > 0) {
+        some_rows(x, stride, columns, v, w, 1, twice, 1, a, b);
+        row = 1;
+    } else {
+        for (int64_t c = 0; c < columns; c++) {
+            a[c] = 0.0;
+            if (twice) b[c] = 0.0;
+        }
+    }
+    for (; row < rows; row++)
+        some_rows(x + row * stride, stride, columns, v + row, twice ? w + row : w, 1, twice, 0, a, b);
+}
+
+/* A single column, without gaps: the rows are what is long. */
+INLINE void one_column(const int32_t *restrict x, int64_t rows, const double *restrict v, const double *restrict w,
+                       int twice, double *a, double *b) {
+    double first = 0.0, second = 0.0;
+#pragma omp simd reduction(+ : first, second)
+    for (int64_t row = 0; row < rows; row++) {
+        const double value = (double)x[row];
+        first += v[row] * value;
+        if (twice) second += w[row] * value;
+    }
+    *a = first;
+    if (twice) *b = second;
+}
+
+/* Nine columns, a kernel of 3x3: too few for the loops above, and their sums fit in registers. */
+INLINE void nine_columns(const int32_t *restrict x, int64_t stride, int64_t rows, const double *restrict v,
+                         const double *restrict w, int twice, double *a, double *b) {
+    double p[8] = {0.0}, q[8] = {0.0}, first = 0.0, second = 0.0;
+    for (int64_t row = 0; row < rows; row++, x += stride) {
+        const double y = v[row], z = twice ? w[row] : 0.0, last = (double)x[8];
+#pragma omp simd
+        for (int c = 0; c < 8; c++) {
+            p[c] += y * (double)x[c];
+            if (twice) q[c] += z * (double)x[c];
+        }
+        first += y * last;
+        if (twice) second += z * last;
+    }
+    for (int c = 0; c < 8; c++) {
+        a[c] = p[c];
+        if (twice) b[c] = q[c];
+    }
+    a[8] = first;
+    if (twice) b[8] = second;
+}
+
+/* One or two repetitions of a block. */
+INLINE void block(const int32_t *x, int64_t stride, int64_t rows, int64_t columns, const double *v, const double *w,
+                  int twice, double *a, double *b) {
+    if (columns == 1 && stride == 1)
+        one_column(x, rows, v, w, twice, a, b);
+    else if (columns == 9)
+        nine_columns(x, stride, rows, v, w, twice, a, b);
+    else
+        tile(x, stride, rows, columns, v, w, twice, a, b);
+}
+
+/* total (+)= sums, centred; or, with a weight, total += weight * sums, centred. */
+INLINE void add(const double *restrict sums, int64_t columns, double prime, int fresh, double *restrict total) {
+    const double inverse = 1.0 / prime;
+    for (int64_t c = 0; c < columns; c++) total[c] = (fresh ? 0.0 : total[c]) + centred(sums[c], prime, inverse);
+}
+
+INLINE void add_weighed(const double *restrict sums, int64_t columns, double weight, double prime,
+                        double *restrict total) {
+    const double inverse = 1.0 / prime;
+    for (int64_t c = 0; c < columns; c++) total[c] += weight * centred(sums[c], prime, inverse);
+}
+
+INLINE void reduce(double *restrict total, int64_t columns, double prime) {
+    const double inverse = 1.0 / prime;
+    for (int64_t c = 0; c < columns; c++) total[c] = centred(total[c], prime, inverse);
+}
+
+INLINE void store(const double *restrict total, int64_t columns, double prime, int32_t *restrict out) {
+    const double inverse = 1.0 / prime;
+    for (int64_t c = 0; c < columns; c++) out[c] = residue(total[c], prime, inverse);
+}
+
+typedef struct {
+    const int32_t *x; /* (outer, group * length, columns), its last axis without gaps */
+    int64_t outer, outer_stride, groups, length, stride, columns;
+    const double *v; /* (rep, outer / period * group * length): `period` outer ones share their weights */
+    int64_t reps, period, longest;
+    const double *primes;
+    int64_t moduli;
+    const double *rows; /* (rep, outer) */
+    int64_t often; /* 0: not summed over `outer` */
+    int32_t *out;  /* (modulus, outer, group, rep, columns); summed over `outer`, (modulus, rep, columns) */
+} weighing;
+
+/* Sums over one group's rows, of one or two repetitions; where they are, by modulus. */
+typedef struct {
+    double sums[2][TILE], total[MODULI][2][TILE];
+    const double *found[MODULI][2];
+} desk;
+
+INLINE void of_a_group(const weighing *s, int64_t o, int64_t g, int64_t rep, int twice, int64_t start, int64_t width,
+                       desk *d) {
+    const int64_t entries = s->outer / s->period * s->groups * s->length;
+    const int64_t from = ((o / s->period) * s->groups + g) * s->length;
+    const double *v = s->v + rep * entries + from, *w = twice ? v + entries : v;
+    const int32_t *x = s->x + o * s->outer_stride + g * s->length * s->stride + start;
+    const int single = s->length <= s->longest;
+    int64_t first = 0;
+    do { /* once at least: no rows are zeros */
+        const int64_t rows = s->length - first < s->longest ? s->length - first : s->longest;
+        block(x + first * s->stride, s->stride, rows, width, v + first, w + first, twice, d->sums[0], d->sums[1]);
+        for (int64_t m = 0; m < s->moduli && !single; m++)
+            for (int r = 0; r <= twice; r++) add(d->sums[r], width, s->primes[m], first == 0, d->total[m][r]);
+        first += s->longest;
+    } while (first < s->length);
+    for (int m = 0; m < MODULI; m++)
+        for (int r = 0; r <= twice; r++) d->found[m][r] = single ? d->sums[r] : d->total[m][r];
+}
+
+INLINE void each_apart(const weighing *s, int64_t rep, int twice) {
+    desk d;
+    for (int64_t o = 0; o < s->outer; o++)
+        for (int64_t g = 0; g < s->groups; g++)
+            for (int64_t start = 0; start < s->columns; start += TILE) {
+                const int64_t width = s->columns - start < TILE ? s->columns - start : TILE;
+                of_a_group(s, o, g, rep, twice, start, width, &d);
+                for (int64_t m = 0; m < s->moduli; m++)
+                    for (int r = 0; r <= twice; r++)
+                        store(d.found[m][r], width, s->primes[m],
+                              s->out + (((m * s->outer + o) * s->groups + g) * s->reps + rep + r) * s->columns + start);
+            }
+}
+
+INLINE void all_together(const weighing *s, int64_t rep, int twice) {
+    desk d;
+    double whole[MODULI][2][TILE];
+    for (int64_t start = 0; start < s->columns; start += TILE) {
+        const int64_t width = s->columns - start < TILE ? s->columns - start : TILE;
+        memset(whole, 0, sizeof whole);
+        for (int64_t o = 0; o < s->outer; o++) {
+            of_a_group(s, o, 0, rep, twice, start, width, &d);
+            for (int64_t m = 0; m < s->moduli; m++)
+                for (int r = 0; r <= twice; r++) {
+                    add_weighed(d.found[m][r], width, s->rows[(rep + r) * s->outer + o], s->primes[m], whole[m][r]);
+                    if ((o + 1) % s->often == 0) reduce(whole[m][r], width, s->primes[m]);
+                }
+        }
+        for (int64_t m = 0; m < s->moduli; m++)
+            for (int r = 0; r <= twice; r++)
+                store(whole[m][r], width, s->primes[m], s->out + (m * s->reps + rep + r) * s->columns + start);
+    }
+}
+
+INLINE void weigh(const weighing *s) {
+    for (int64_t rep = 0; rep < s->reps; rep += 2) {
+        const int two = rep + 1 < s->reps;
+        if (s->often) {
+            if (two)
+                all_together(s, rep, 1);
+            else
+                all_together(s, rep, 0);
+        } else {
+            if (two)
+                each_apart(s, rep, 1);
+            else
+                each_apart(s, rep, 0);
+        }
+    }
+}
+
+/* --- sums of residues ---------------------------------------------------------------------------------------------- */
+typedef struct {
+    const int32_t *x; /* (modulus, rep, outer, n, inner) */
+    int64_t moduli, reps, outer, n, inner;
+    const double *matrix; /* (rep, m, n) */
+    int64_t m, often;
+    const double *primes;
+    int32_t *out; /* (modulus, rep, outer, m, inner) */
+} folding;
+
+/* Numbers that lie side by side, in lanes that are reduced one by one. */
+INLINE int32_t line(const int32_t *restrict x, const double *restrict weights, int64_t n, int64_t often, double prime) {
+    const double inverse = 1.0 / prime;
+    double lanes[LANES] = {0.0}, total = 0.0, rest = 0.0;
+    int64_t i = 0, terms = 0;
+    for (; i + LANES <= n; i += LANES) {
+#pragma omp simd
+        for (int l = 0; l < LANES; l++) lanes[l] += weights[i + l] * (double)x[i + l];
+        if (++terms == often) {
+            terms = 0;
+#pragma omp simd
+            for (int l = 0; l < LANES; l++) lanes[l] = centred(lanes[l], prime, inverse);
+        }
+    }
+    for (terms = 0; i < n; i++) {
+        rest += weights[i] * (double)x[i];
+        if (++terms == often) {
+            terms = 0;
+            rest = centred(rest, prime, inverse);
+        }
+    }
+    for (int l = 0; l < LANES; l++) total += centred(lanes[l], prime, inverse);
+    return residue(total + centred(rest, prime, inverse), prime, inverse);
+}
+
+/* Few numbers side by side: as many as a vector holds are summed, and what is too much is the next row's. */
+INLINE void narrow(const double *restrict x, const double *restrict weights, int64_t n, int64_t inner, int64_t often,
+                   double prime, int wide, int32_t *restrict out) {
+    double total[NARROW] = {0.0};
+    int32_t found[NARROW];
+    for (int64_t i = 0, terms = 0; i < n; i++) {
+#pragma omp simd
+        for (int c = 0; c < wide; c++) total[c] += weights[i] * x[i * inner + c];
+        if (++terms == often) {
+            terms = 0;
+            reduce(total, wide, prime);
+        }
+    }
+    store(total, wide, prime, found);
+    for (int64_t c = 0; c < inner; c++) out[c] = found[c];
+}
+
+INLINE void wide(const int32_t *x, const double *weights, int64_t n, int64_t inner, int64_t often, double prime,
+                 int32_t *out) {
+    double total[TILE];
+    for (int64_t start = 0; start < inner; start += TILE) {
+        const int64_t width = inner - start < TILE ? inner - start : TILE;
+        for (int64_t c = 0; c < width; c++) total[c] = 0.0;
+        for (int64_t i = 0, terms = 0; i < n; i++) {
+            const double weight = weights[i];
+            const int32_t *restrict row = x + i * inner + start;
+            if (weight == 0.0) continue; /* of a position that this tap does not meet */
+            for (int64_t c = 0; c < width; c++) total[c] += weight * (double)row[c];
+            if (++terms == often) {
+                terms = 0;
+                reduce(total, width, prime);
+            }
+        }
+        store(total, width, prime, out + start);
+    }
+}
+
+INLINE void plane(const int32_t *x, const double *matrix, int64_t m, int64_t n, int64_t inner, int64_t often,
+                  double prime, int32_t *out) {
+    double few[TILE + NARROW];
+    const int small = inner > 1 && inner <= NARROW && n * inner <= TILE;
+    if (small) {
+        for (int64_t i = 0; i < n * inner; i++) few[i] = (double)x[i];
+        for (int64_t i = 0; i < NARROW; i++) few[n * inner + i] = 0.0;
+    }
+    for (int64_t row = 0; row < m; row++, matrix += n, out += inner) {
+        if (inner == 1)
+            *out = line(x, matrix, n, often, prime);
+        else if (small && 2 * inner <= NARROW)
+            narrow(few, matrix, n, inner, often, prime, NARROW / 2, out);
+        else if (small)
+            narrow(few, matrix, n, inner, often, prime, NARROW, out);
+        else
+            wide(x, matrix, n, inner, often, prime, out);
+    }
+}
+
+INLINE void fold(const folding *s) {
+    const int32_t *x = s->x;
+    int32_t *out = s->out;
+    for (int64_t modulus = 0; modulus < s->moduli; modulus++)
+        for (int64_t rep = 0; rep < s->reps; rep++)
+            for (int64_t o = 0; o < s->outer; o++, x += s->n * s->inner, out += s->m * s->inner)
+                plane(x, s->matrix + rep * s->m * s->n, s->m, s->n, s->inner, s->often, s->primes[modulus], out);
+}
+
+typedef struct {
+    const int32_t *x; /* (modulus, row, channel, before, size, inner) */
+    int64_t moduli, rows, channels, before, size, inner;
+    const double *weights; /* (channel, tap) */
+    int64_t taps, step, hole, skipped, count, often;
+    const double *primes;
+    int32_t *out; /* (modulus, row, channel, before, count, inner) */
+} sliding;
+
+/* out[p] = sum over taps t of weight[t] * x[p * step + t * hole - skipped], where there is such an x. */
+INLINE void slide(const sliding *s) {
+    double total[TILE];
+    for (int64_t lead = 0; lead < s->moduli * s->rows * s->channels * s->before; lead++) {
+        const double prime = s->primes[lead / (s->rows * s->channels * s->before)];
+        const double *weights = s->weights + lead / s->before % s->channels * s->taps;
+        const int32_t *x = s->x + lead * s->size * s->inner;
+        int32_t *out = s->out + lead * s->count * s->inner;
+        if (s->inner == 1) {
+            for (int64_t start = 0; start < s->count; start += TILE) {
+                const int64_t width = s->count - start < TILE ? s->count - start : TILE;
+                for (int64_t c = 0; c < width; c++) total[c] = 0.0;
+                for (int64_t t = 0, terms = 0; t < s->taps; t++) {
+                    const int64_t shift = start * s->step + t * s->hole - s->skipped, left = s->size - 1 - shift;
+                    const int64_t first = shift < 0 ? (-shift + s->step - 1) / s->step : 0;
+                    const int64_t behind = left < 0 ? 0 : left / s->step + 1, end = behind < width ? behind : width;
+                    const double weight = weights[t];
+                    const int32_t *from = x + shift;
+                    if (s->step == 1)
+                        for (int64_t c = first; c < end; c++) total[c] += weight * (double)from[c];
+                    else if (s->step == 2)
+                        for (int64_t c = first; c < end; c++) total[c] += weight * (double)from[2 * c];
+                    else
+                        for (int64_t c = first; c < end; c++) total[c] += weight * (double)from[s->step * c];
+                    if (++terms == s->often) {
+                        terms = 0;
+                        reduce(total, width, prime);
+                    }
+                }
+                store(total, width, prime, out + start);
+            }
+            continue;
+        }
+        for (int64_t p = 0; p < s->count; p++)
+            for (int64_t start = 0; start < s->inner; start += TILE) {
+                const int64_t width = s->inner - start < TILE ? s->inner - start : TILE;
+                for (int64_t c = 0; c < width; c++) total[c] = 0.0;
+                for (int64_t t = 0, terms = 0; t < s->taps; t++) {
+                    const int64_t at = p * s->step + t * s->hole - s->skipped;
+                    if (at < 0 || at >= s->size) continue;
+                    const double weight = weights[t];
+                    const int32_t *restrict row = x + at * s->inner + start;
+                    for (int64_t c = 0; c < width; c++) total[c] += weight * (double)row[c];
+                    if (++terms == s->often) {
+                        terms = 0;
+                        reduce(total, width, prime);
+                    }
+                }
+                store(total, width, prime, out + p * s->inner + start);
+            }
+    }
+}
+
+typedef struct {
+    const int32_t *left, *right; /* (modulus, row, channel, n) */
+    int64_t moduli, rows, channels, n;
+    const double *primes;
+    int32_t *out; /* (modulus, channel) */
+} product;
+
+INLINE void dot(const product *s) {
+    for (int64_t m = 0; m < s->moduli; m++) {
+        const int64_t prime = (int64_t)s->primes[m];
+        for (int64_t channel = 0; channel < s->channels; channel++) {
+            int64_t total = 0;
+            for (int64_t row = 0; row < s->rows; row++) {
+                const int64_t at = ((m * s->rows + row) * s->channels + channel) * s->n;
+                for (int64_t start = 0; start < s->n; start += PRODUCTS) {
+                    const int64_t width = s->n - start < PRODUCTS ? s->n - start : PRODUCTS;
+                    const int32_t *restrict a = s->left + at + start, *restrict b = s->right + at + start;
+                    int64_t sum = 0;
+                    for (int64_t i = 0; i < width; i++) sum += (int64_t)a[i] * (int64_t)b[i];
+                    total += sum % prime;
+                }
+            }
+            s->out[m * s->channels + channel] = residue((double)(total % prime), (double)prime, 1.0 / (double)prime);
+        }
+    }
+}
+
+/* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
+#define VARIANT(name, attribute)                                                                                      \
+    attribute static void weigh_##name(const weighing *s) { weigh(s); }                                               \
+    attribute static void fold_##name(const folding *s) { fold(s); }                                                  \
+    attribute static void slide_##name(const sliding *s) { slide(s); }                                                \
+    attribute static void dot_##name(const product *s) { dot(s); }
+
+VARIANT(plain, )
+#if defined(__x86_64__)
+VARIANT(avx2, __attribute__((target("avx2,fma"))))
+VARIANT(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma,prefer-vector-width=512"))))
+#endif
+
+static void (*chosen_weigh)(const weighing *) = weigh_plain;
+static void (*chosen_fold)(const folding *) = fold_plain;
+static void (*chosen_slide)(const sliding *) = slide_plain;
+static void (*chosen_dot)(const product *) = dot_plain;
+
+#define CHOOSE(name)                                                                                                  \
+    chosen_weigh = weigh_##name;                                                                                      \
+    chosen_fold = fold_##name;                                                                                        \
+    chosen_slide = slide_##name;                                                                                      \
+    chosen_dot = dot_##name;
+
+__attribute__((constructor)) static void choose(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        CHOOSE(avx2)
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+        CHOOSE(avx512)
+    }
+#endif
+}
+
+/* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
+ * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
+#define NAMED(kind, name)                                                                                             \
+    void darknight_weigh_##kind(const weighing *s) { weigh_##name(s); }                                               \
+    void darknight_fold_##kind(const folding *s) { fold_##name(s); }                                                  \
+    void darknight_slide_##kind(const sliding *s) { slide_##name(s); }                                                \
+    void darknight_dot_##kind(const product *s) { dot_##name(s); }
+
+NAMED(plain_2, plain)
+#if defined(__x86_64__)
+NAMED(avx2_2, avx2)
+#endif
+void darknight_weigh_2(const weighing *s) { chosen_weigh(s); }
+void darknight_fold_2(const folding *s) { chosen_fold(s); }
+void darknight_slide_2(const sliding *s) { chosen_slide(s); }
+void darknight_dot_2(const product *s) { chosen_dot(s); }
