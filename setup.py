@@ -19,6 +19,7 @@ def library(name: str, *flags: str) -> Extension:
 setup(
     ext_modules=[
         library("residues", "-fno-math-errno", "-fno-trapping-math"),
+        library("layers", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     ]
 )

@@ -22,7 +22,7 @@ TABLE: dict[str, set[str] | str] = {
     "worker": {"ops", "wire"},  # never a trusted room
     "fleet": {"wire", "coding.scheme", "coding.Scheme"},  # workers are programs: started by name, never imported
     "runtime": {"coding", "randomness", "accounting", "integrity", "ops", "fleet"},
-    "nn": {"runtime", "ops"},
+    "nn": {"kernels", "runtime", "ops"},
     "models": set(),
     "data": set(),
     "train": {"nn", "runtime", "models", "data"},

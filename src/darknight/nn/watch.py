@@ -25,6 +25,7 @@ from darknight.nn.flops import FlopCounter
 from darknight.nn.function import product
 from darknight.nn.public import PublicParameters
 from darknight.nn.report import ENCLAVE, MASKED, Report
+from darknight.nn.staying import Staying
 from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
 from darknight.runtime import Layer, Runtime
 
@@ -50,6 +51,7 @@ class Protection:
         self._free: set[object] = set()
         self._active = _Running()
         self._bindings: weakref.WeakSet[object] = weakref.WeakSet()
+        self.staying = Staying()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
@@ -149,12 +151,17 @@ class _Watch(TorchFunctionMode):
                 return _attention(*args, **kwargs)
         make = _PRODUCTS.get(func)
         why = None
-        if make is not None:
+        if make is None:
+            found = self._protection.staying(func, args, kwargs)
+            if found is not None:
+                return found
+        else:
+            self._protection.staying.seen()
             call = _Call(*args, **kwargs)
-            found = self._protection.public(call.weight)
-            if found is None:
+            public = self._protection.public(call.weight)
+            if public is None:
                 why = "its weight is not a parameter of the model"
-            elif not found[1]:
+            elif not public[1]:
                 why = "excluded by where"
             else:
                 try:
@@ -162,7 +169,7 @@ class _Watch(TorchFunctionMode):
                 except OpError as error:
                     why = str(error)
                 else:
-                    return self._protection.product(found[0], _name(func), op, call.input, call.weight, call.bias)
+                    return self._protection.product(public[0], _name(func), op, call.input, call.weight, call.bias)
         return self._protection.in_enclave(func, args, kwargs, why)
 
 

@@ -1,0 +1,241 @@
+"""The library built from layers.c, if this installation has it: batch normalisation and max pooling.
+
+What torch does is the reference; results agree within the rounding of float32. Each function says None where the
+library is not made for its operands, before any memory is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from math import inf, prod
+
+import torch
+from torch import Tensor
+
+from darknight.kernels import compiled
+from darknight.kernels.compiled import Function
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_MOST_TAPS = 255  # one of 255 is told by a byte
+_WIDEST = 1024  # output positions in a row of a pooling
+
+
+class _Normalisation(ctypes.Structure):
+    _fields_ = [
+        *[(name, _POINTER) for name in ("x", "y")],
+        *[(name, _NUMBER) for name in ("examples", "channels", "inner")],
+        *[(name, _POINTER) for name in ("weight", "bias", "running_mean", "running_var")],
+        *[(name, ctypes.c_double) for name in ("momentum", "epsilon")],
+        *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
+    ]
+
+
+class _Derivation(ctypes.Structure):
+    _fields_ = [
+        *[(name, _POINTER) for name in ("x", "grad", "out")],
+        *[(name, _NUMBER) for name in ("examples", "channels", "inner")],
+        *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
+        *[(name, ctypes.c_float) for name in ("low", "high")],
+        ("limited", _NUMBER),
+        *[(name, _POINTER) for name in ("weight", "bias")],
+    ]
+
+
+class _Pooling(ctypes.Structure):
+    _fields_ = [
+        *[(name, _POINTER) for name in ("x", "y", "taps")],
+        *[(name, _NUMBER) for name in ("planes", "height", "width", "out_height", "out_width")],
+        *[(name, _NUMBER) for name in ("kernel_height", "kernel_width", "step_height", "step_width")],
+        *[(name, _NUMBER) for name in ("before_height", "before_width")],
+    ]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of layers.c."""
+
+    normalise: Function
+    affine: Function
+    derive: Function
+    pool: Function
+    unpool: Function
+
+    @classmethod
+    def loaded(cls, kind: str = "") -> Library | None:
+        """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
+        found = {
+            name: compiled.loaded("layers", f"darknight_{name}_{kind}1", (_POINTER,))
+            for name in ("normalise", "affine", "derive", "pool", "unpool")
+        }
+        there = {name: function for name, function in found.items() if function is not None}
+        return cls(**there) if len(there) == len(found) else None
+
+
+@cache
+def chosen() -> Library | None:
+    """The library, or None for torch's own functions."""
+    return Library.loaded() if compiled.wanted() else None
+
+
+# --- batch normalisation ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Normalised:
+    """What backward needs: by channel, y = x * scale + shift, and the mean and 1 / deviation that made them so."""
+
+    scale: Tensor
+    shift: Tensor
+    mean: Tensor
+    inverse: Tensor
+
+
+def can_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None) -> bool:
+    """Whether `normalise` is made for these. (What to say about a single value for each channel, torch knows.)"""
+    vectors = [each for each in (weight, bias, *(running or ())) if each is not None]
+    several = _suits(x) and x.numel() > x.shape[1]
+    return several and all(_vector(each, x.shape[1]) for each in vectors)
+
+
+def normalise(
+    library: Library,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    momentum: float,
+    epsilon: float,
+) -> tuple[Tensor, Normalised] | None:
+    """(example, channel, ...) with the mean and deviation of the batch; `running` ones are updated in place."""
+    if not can_normalise(x, weight, bias, running):
+        return None
+    (examples, channels), inner = x.shape[:2], prod(x.shape[2:])
+    y, scale, shift = torch.empty_like(x), *(torch.empty(channels) for _ in range(2))
+    mean, inverse = (torch.empty(channels, dtype=torch.float64) for _ in range(2))
+    means, variances = running or (None, None)
+    what = _Normalisation(
+        x.data_ptr(),
+        y.data_ptr(),
+        examples,
+        channels,
+        inner,
+        _address(weight),
+        _address(bias),
+        _address(means),
+        _address(variances),
+        momentum,
+        epsilon,
+        *(each.data_ptr() for each in (scale, shift, mean, inverse)),
+    )
+    library.normalise(ctypes.byref(what))
+    return y, Normalised(scale, shift, mean, inverse)
+
+
+def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor | None:
+    """x * scale + shift, by channel."""
+    if not _suits(x) or not (_vector(scale, x.shape[1]) and _vector(shift, x.shape[1])):
+        return None
+    y = torch.empty_like(x)
+    what = _Normalisation(x.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], prod(x.shape[2:]))
+    what.scale, what.shift = scale.data_ptr(), shift.data_ptr()
+    library.affine(ctypes.byref(what))
+    return y
+
+
+def derive(
+    library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: tuple[float, float] | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients of x, weight and bias. limits: outside them an activation behind it let no gradient pass."""
+    if not (_suits(x) and _suits(grad)) or x.shape != grad.shape:
+        return None
+    out, weight, bias = torch.empty_like(x), *(torch.empty(x.shape[1]) for _ in range(2))
+    low, high = limits or (-inf, inf)
+    what = _Derivation(
+        x.data_ptr(),
+        grad.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        prod(x.shape[2:]),
+        *(each.data_ptr() for each in (by.scale, by.shift, by.mean, by.inverse)),
+        low,
+        high,
+        limits is not None,
+        weight.data_ptr(),
+        bias.data_ptr(),
+    )
+    library.derive(ctypes.byref(what))
+    return out, weight, bias
+
+
+# --- max pooling ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Window:
+    """Of a pooling over two axes: kernel, stride and padding, each (height, width)."""
+
+    kernel: tuple[int, int]
+    step: tuple[int, int]
+    before: tuple[int, int]
+
+    def outputs(self, height: int, width: int) -> tuple[int, int]:
+        sizes = zip((height, width), self.kernel, self.step, self.before, strict=True)
+        rows, columns = ((size + 2 * before - kernel) // step + 1 for size, kernel, step, before in sizes)
+        return rows, columns
+
+    @property
+    def usual(self) -> bool:
+        """Whether every window meets an input, and a byte can tell which."""
+        inside = all(2 * before <= kernel for kernel, before in zip(self.kernel, self.before, strict=True))
+        return inside and prod(self.kernel) <= _MOST_TAPS and min(*self.kernel, *self.step) >= 1
+
+
+def can_pool(x: Tensor, window: Window) -> bool:
+    """Whether `pool` is made for these."""
+    if not _suits(x) or x.dim() != 4 or not window.usual:
+        return False
+    rows, columns = window.outputs(x.shape[2], x.shape[3])
+    return min(rows, columns) >= 1 and columns <= _WIDEST
+
+
+def pool(library: Library, x: Tensor, window: Window, keep: bool) -> tuple[Tensor, Tensor | None] | None:
+    """(example, channel, height, width) -> the largest of every window; with `keep`, which of them it was."""
+    if not can_pool(x, window):
+        return None
+    rows, columns = window.outputs(x.shape[2], x.shape[3])
+    y = torch.empty(x.shape[0], x.shape[1], rows, columns)
+    taps = torch.empty(y.shape, dtype=torch.uint8) if keep else None
+    library.pool(ctypes.byref(_pooling(x, y, taps, x, y, window)))
+    return y, taps
+
+
+def unpool(library: Library, grad: Tensor, taps: Tensor, shape: torch.Size, window: Window) -> Tensor | None:
+    """The gradient of an input of this shape."""
+    if not _suits(grad) or grad.shape != taps.shape:
+        return None
+    out = torch.empty(shape)
+    library.unpool(ctypes.byref(_pooling(grad, out, taps, out, grad, window)))
+    return out
+
+
+def _pooling(source: Tensor, target: Tensor, taps: Tensor | None, x: Tensor, y: Tensor, window: Window) -> _Pooling:
+    sizes = (x.shape[0] * x.shape[1], *x.shape[2:], *y.shape[2:], *window.kernel, *window.step, *window.before)
+    return _Pooling(source.data_ptr(), target.data_ptr(), _address(taps), *sizes)
+
+
+def _suits(values: Tensor) -> bool:
+    return (
+        values.dtype == torch.float32
+        and values.dim() >= 2
+        and values.is_cpu
+        and values.layout == torch.strided
+        and values.is_contiguous()
+        and values.numel() > 0
+    )
+
+
+def _vector(values: Tensor, length: int) -> bool:
+    return values.dtype == torch.float32 and values.is_cpu and values.shape == (length,) and values.is_contiguous()
+
+
+def _address(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()

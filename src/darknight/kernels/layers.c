@@ -1,0 +1,292 @@
+/* Batch normalisation and max pooling in float32, forward and backward, where torch's own are several times slower.
+ *
+ * Every tensor is (example, channel, position), without gaps. A channel of a batch is read several times while it lies in
+ * the processor's cache. Sums are in double, in sixteen lanes whatever the processor has, and no product is fused with a
+ * sum, so every variant gives the same bits. Nothing is checked here: compiled_layers.py does that.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define TILE 1024
+#define SOME 16 /* channels at a time, at most: what is read side by side is fetched ahead */
+#define NEAR 2048 /* numbers, side by side, that are enough */
+#define INLINE static inline __attribute__((always_inline))
+
+/* --- batch normalisation ------------------------------------------------------------------------------------------- */
+INLINE double total_of(const double *lanes) {
+    double total = 0.0;
+    for (int l = 0; l < LANES; l++) total += lanes[l];
+    return total;
+}
+
+INLINE int64_t at_a_time(int64_t inner) {
+    const int64_t some = inner < NEAR ? NEAR / (inner > 0 ? inner : 1) : 1;
+    return some < SOME ? some : SOME;
+}
+
+/* Sums of a and of a * b, in lanes that stay in registers. */
+INLINE void sums_of_two(const float *restrict a, const float *restrict b, int64_t n, double *restrict first,
+                        double *restrict second) {
+    double p[LANES], q[LANES];
+    int64_t i = 0;
+    memcpy(p, first, sizeof p);
+    memcpy(q, second, sizeof q);
+    for (; i + LANES <= n; i += LANES) {
+#pragma omp simd
+        for (int l = 0; l < LANES; l++) {
+            const double value = (double)a[i + l];
+            p[l] += value;
+            q[l] += value * (double)b[i + l];
+        }
+    }
+    for (int l = 0; i < n; i++, l++) {
+        p[l] += (double)a[i];
+        q[l] += (double)a[i] * (double)b[i];
+    }
+    memcpy(first, p, sizeof p);
+    memcpy(second, q, sizeof q);
+}
+
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t examples, channels, inner;
+    const float *weight, *bias;         /* by channel; or none */
+    float *running_mean, *running_var;  /* updated; or none */
+    double momentum, epsilon;
+    float *scale, *shift;  /* by channel: y = x * scale + shift */
+    double *mean, *inverse; /* by channel, for backward */
+} normalisation;
+
+INLINE void scaled(const float *restrict x, float *restrict y, int64_t n, float scale, float shift) {
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] * scale + shift;
+}
+
+INLINE void settle(const normalisation *s, int64_t c, double sum, double squares) {
+    const double count = (double)(s->examples * s->inner), mean = sum / count;
+    const double spread = squares / count - mean * mean, variance = spread > 0.0 ? spread : 0.0;
+    const double inverse = 1.0 / sqrt(variance + s->epsilon), weight = s->weight ? s->weight[c] : 1.0;
+    s->mean[c] = mean;
+    s->inverse[c] = inverse;
+    s->scale[c] = (float)(weight * inverse);
+    s->shift[c] = (float)((s->bias ? s->bias[c] : 0.0) - mean * weight * inverse);
+    if (s->running_mean) {
+        const double whole = variance * (count / (count - 1.0));
+        s->running_mean[c] = (float)((1.0 - s->momentum) * s->running_mean[c] + s->momentum * mean);
+        s->running_var[c] = (float)((1.0 - s->momentum) * s->running_var[c] + s->momentum * whole);
+    }
+}
+
+INLINE void normalise(const normalisation *s) {
+    const int64_t plane = s->channels * s->inner;
+    for (int64_t from = 0, end; from < s->channels; from = end) {
+        end = from + at_a_time(s->inner) < s->channels ? from + at_a_time(s->inner) : s->channels;
+        double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
+        for (int64_t e = 0; e < s->examples; e++)
+            for (int64_t c = from; c < end; c++) {
+                const float *x = s->x + e * plane + c * s->inner;
+                sums_of_two(x, x, s->inner, first[c - from], second[c - from]);
+            }
+        for (int64_t c = from; c < end; c++) settle(s, c, total_of(first[c - from]), total_of(second[c - from]));
+        for (int64_t e = 0; e < s->examples; e++)
+            for (int64_t c = from; c < end; c++) {
+                const int64_t at = e * plane + c * s->inner;
+                scaled(s->x + at, s->y + at, s->inner, s->scale[c], s->shift[c]);
+            }
+    }
+}
+
+INLINE void affine(const normalisation *s) {
+    const int64_t plane = s->channels * s->inner;
+    for (int64_t e = 0; e < s->examples; e++)
+        for (int64_t c = 0; c < s->channels; c++)
+            scaled(s->x + e * plane + c * s->inner, s->y + e * plane + c * s->inner, s->inner, s->scale[c], s->shift[c]);
+}
+
+typedef struct {
+    const float *x, *grad;
+    float *out;
+    int64_t examples, channels, inner;
+    const float *scale, *shift; /* of forward */
+    const double *mean, *inverse;
+    float low, high; /* where y is not between them, an activation behind it stops the gradient */
+    int64_t limited; /* whether there is such an activation */
+    float *weight, *bias; /* their gradients, by channel */
+} derivation;
+
+/* The gradient that passes the activation, of one channel of one example. */
+INLINE void passed(const derivation *s, const float *restrict x, const float *restrict grad, int64_t n, int64_t c,
+                   float *restrict out) {
+    const float scale = s->scale[c], shift = s->shift[c], low = s->low, high = s->high;
+    for (int64_t i = 0; i < n; i++) {
+        const float y = x[i] * scale + shift;
+        out[i] = y > low && y < high ? grad[i] : 0.0f;
+    }
+}
+
+INLINE void derive(const derivation *s) {
+    const int64_t plane = s->channels * s->inner;
+    const double count = (double)(s->examples * s->inner);
+    float some[TILE], each[SOME], rest[SOME];
+    for (int64_t from = 0, end; from < s->channels; from = end) {
+        end = from + at_a_time(s->inner) < s->channels ? from + at_a_time(s->inner) : s->channels;
+        double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
+        for (int64_t e = 0; e < s->examples; e++)
+            for (int64_t c = from; c < end; c++)
+                for (int64_t start = 0; start < s->inner; start += TILE) {
+                    const int64_t at = e * plane + c * s->inner + start;
+                    const int64_t width = s->inner - start < TILE ? s->inner - start : TILE;
+                    const float *grad = s->grad + at;
+                    if (s->limited) {
+                        passed(s, s->x + at, grad, width, c, some);
+                        grad = some;
+                    }
+                    sums_of_two(grad, s->x + at, width, first[c - from], second[c - from]);
+                }
+        /* With x' = (x - mean) * inverse: gx = scale * (g - sum(g) / n - x' * sum(g x') / n). */
+        for (int64_t c = from; c < end; c++) {
+            const double sum = total_of(first[c - from]), inverse = s->inverse[c];
+            const double product = (total_of(second[c - from]) - s->mean[c] * sum) * inverse;
+            each[c - from] = (float)(product * inverse / count);
+            rest[c - from] = (float)((sum - s->mean[c] * inverse * product) / count);
+            s->weight[c] = (float)product;
+            s->bias[c] = (float)sum;
+        }
+        for (int64_t e = 0; e < s->examples; e++)
+            for (int64_t c = from; c < end; c++)
+                for (int64_t start = 0; start < s->inner; start += TILE) {
+                    const int64_t at = e * plane + c * s->inner + start;
+                    const int64_t width = s->inner - start < TILE ? s->inner - start : TILE;
+                    const float scale = s->scale[c], times = each[c - from], less = rest[c - from];
+                    const float *restrict x = s->x + at, *grad = s->grad + at;
+                    float *restrict out = s->out + at;
+                    if (s->limited) {
+                        passed(s, x, grad, width, c, some);
+                        grad = some;
+                    }
+                    for (int64_t i = 0; i < width; i++) out[i] = scale * (grad[i] - less - x[i] * times);
+                }
+    }
+}
+
+/* --- max pooling --------------------------------------------------------------------------------------------------- */
+typedef struct {
+    const float *x;
+    float *y;
+    uint8_t *taps; /* of y: which tap of its window it is; or none */
+    int64_t planes, height, width, out_height, out_width;
+    int64_t kernel_height, kernel_width, step_height, step_width, before_height, before_width;
+} pooling;
+
+/* Which outputs of a row meet an input under this tap. */
+INLINE void reach(int64_t tap, int64_t step, int64_t before, int64_t inputs, int64_t outputs, int64_t *first,
+                  int64_t *end) {
+    const int64_t shift = tap - before, left = inputs - 1 - shift;
+    const int64_t last = left < 0 ? 0 : left / step + 1;
+    *first = shift < 0 ? (-shift + step - 1) / step : 0;
+    *end = last < outputs ? last : outputs;
+}
+
+INLINE void pool(const pooling *s) {
+    float best[TILE];
+    int32_t where[TILE];
+    for (int64_t p = 0; p < s->planes; p++)
+        for (int64_t row = 0; row < s->out_height; row++) {
+            const float *x = s->x + p * s->height * s->width;
+            const int64_t to = (p * s->out_height + row) * s->out_width;
+            for (int64_t c = 0; c < s->out_width; c++) {
+                best[c] = -INFINITY;
+                where[c] = 255; /* none yet: the first one is taken whatever it is */
+            }
+            for (int64_t i = 0; i < s->kernel_height; i++) {
+                const int64_t from = row * s->step_height + i - s->before_height;
+                if (from < 0 || from >= s->height) continue;
+                for (int64_t j = 0; j < s->kernel_width; j++) {
+                    const int32_t tap = (int32_t)(i * s->kernel_width + j);
+                    const float *restrict line = x + from * s->width + j - s->before_width;
+                    int64_t first, end;
+                    reach(j, s->step_width, s->before_width, s->width, s->out_width, &first, &end);
+#define STEP(step)                                                                                                    \
+    for (int64_t c = first; c < end; c++) {                                                                           \
+        const float value = line[c * (step)];                                                                         \
+        const int taken = value > best[c] || value != value || where[c] == 255;                                       \
+        best[c] = taken ? value : best[c];                                                                            \
+        where[c] = taken ? tap : where[c];                                                                            \
+    }
+                    if (s->step_width == 1)
+                        STEP(1)
+                    else if (s->step_width == 2)
+                        STEP(2)
+                    else
+                        STEP(s->step_width)
+                }
+            }
+            memcpy(s->y + to, best, (size_t)s->out_width * sizeof(float));
+            if (s->taps)
+                for (int64_t c = 0; c < s->out_width; c++) s->taps[to + c] = (uint8_t)where[c];
+        }
+}
+
+/* Here x is the gradient of y, and y the gradient of x. */
+INLINE void unpool(const pooling *s) {
+    memset(s->y, 0, (size_t)(s->planes * s->height * s->width) * sizeof(float));
+    for (int64_t p = 0; p < s->planes; p++)
+        for (int64_t row = 0; row < s->out_height; row++) {
+            const int64_t at = (p * s->out_height + row) * s->out_width;
+            for (int64_t c = 0; c < s->out_width; c++) {
+                const int64_t tap = s->taps[at + c], i = tap / s->kernel_width, j = tap - i * s->kernel_width;
+                const int64_t from = row * s->step_height + i - s->before_height;
+                const int64_t column = c * s->step_width + j - s->before_width;
+                s->y[(p * s->height + from) * s->width + column] += s->x[at + c];
+            }
+        }
+}
+
+/* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
+#define EVERY(apply, more)                                                                                            \
+    apply(normalise, normalisation, more) apply(affine, normalisation, more) apply(derive, derivation, more)          \
+        apply(pool, pooling, more) apply(unpool, pooling, more)
+#define PLAIN(name, kind, _) static void name##_plain(const kind *s) { name(s); }
+#define AVX2(name, kind, _) __attribute__((target("avx2"))) static void name##_avx2(const kind *s) { name(s); }
+#define AVX512(name, kind, _)                                                                                         \
+    __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) static void name##_avx512(  \
+        const kind *s) {                                                                                              \
+        name(s);                                                                                                      \
+    }
+#define HELD(name, kind, _) static void (*chosen_##name)(const kind *) = name##_plain;
+#define CHOSEN(name, kind, variant) chosen_##name = name##_##variant;
+
+EVERY(PLAIN, )
+#if defined(__x86_64__)
+EVERY(AVX2, )
+EVERY(AVX512, )
+#endif
+EVERY(HELD, )
+
+__attribute__((constructor)) static void choose(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) {
+        EVERY(CHOSEN, avx2)
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+        EVERY(CHOSEN, avx512)
+    }
+#endif
+}
+
+/* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
+ * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
+#define SHOWN(name, kind, _)                                                                                          \
+    void darknight_##name##_1(const kind *s) { chosen_##name(s); }                                                    \
+    void darknight_##name##_plain_1(const kind *s) { name##_plain(s); }
+#define SHOWN_AVX2(name, kind, _)                                                                                     \
+    void darknight_##name##_avx2_1(const kind *s) { name##_avx2(s); }
+EVERY(SHOWN, )
+#if defined(__x86_64__)
+EVERY(SHOWN_AVX2, )
+#endif

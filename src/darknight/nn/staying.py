@@ -1,0 +1,262 @@
+"""Layers that stay in the enclave, by kernels of our own where torch's take several times as long.
+
+While a protected model runs, batch normalisation and max pooling in float32 are computed by kernels/layers.c, in
+whatever module or function they stand. Results agree with torch's within the rounding of float32, and are the same on
+every processor that has the kernels. Everything else, and everything where nothing was compiled, is torch's own.
+
+An activation that overwrites what was just normalised (ReLU or ReLU6 with inplace=True) is not derived by itself:
+batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from darknight.kernels import compiled_layers as kernels
+from darknight.kernels.compiled_layers import Library, Window
+
+_Limits = tuple[float, float]
+
+
+@dataclass(eq=False)
+class _Behind:
+    """What stands behind a normalisation: between which values its activation lets a gradient pass, if it has one."""
+
+    limits: _Limits | None = None
+
+
+class _Latest(threading.local):
+    """What the latest function in this thread normalised."""
+
+    def __init__(self) -> None:
+        self.result: Callable[[], Tensor | None] = lambda: None
+        self.behind = _Behind()
+
+
+class Staying:
+    """Sees every torch function of a protected model that is no product."""
+
+    def __init__(self) -> None:
+        self._latest = _Latest()
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The result, if there is a kernel for this call; None if it is torch's."""
+        latest, behind = self._latest.result(), self._latest.behind
+        self._latest.result = lambda: None
+        library = kernels.chosen()
+        if library is None or torch.is_autocast_enabled("cpu"):
+            return None
+        if func is F.batch_norm:
+            return self._normalised(library, *args, **kwargs)
+        if func is F.max_pool2d:
+            return _pooled(library, *args, **kwargs)
+        limits = _limits(func, *args, **kwargs) if func in _ACTIVATIONS else None
+        if limits is None or latest is None or args[0] is not latest:
+            return None
+        behind.limits = limits
+        clipped: Tensor = _Clipped.apply(latest, limits)  # type: ignore[no-untyped-call]
+        return clipped
+
+    def seen(self) -> None:
+        """Another function was called: what was normalised may be used by it."""
+        self._latest.result = lambda: None
+
+    def _normalised(
+        self,
+        library: Library,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor | None:
+        if not _ordinary(input, weight, bias, running_mean, running_var):
+            return None
+        derived = torch.is_grad_enabled() and any(
+            each is not None and each.requires_grad for each in (input, weight, bias)
+        )
+        if not training:
+            if derived or running_mean is None or running_var is None:
+                return None
+            return _by_running(library, input, running_mean, running_var, weight, bias, eps)
+        running = None if running_mean is None or running_var is None else (running_mean, running_var)
+        if not derived:
+            found = kernels.normalise(library, input, weight, bias, running, momentum, eps)
+            return None if found is None else found[0]
+        if not kernels.can_normalise(input, weight, bias, running):
+            return None
+        behind = _Behind()
+        result: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]
+            input, weight, bias, library, running, momentum, eps, behind
+        )
+        self._latest.result, self._latest.behind = weakref.ref(result), behind
+        return result
+
+
+# --- batch normalisation ----------------------------------------------------------------------------------------------
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        library: Library,
+        running: tuple[Tensor, Tensor] | None,
+        momentum: float,
+        epsilon: float,
+        behind: _Behind,
+    ) -> Tensor:
+        found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon)
+        assert found is not None, "it was asked before"
+        y, by = found
+        ctx.save_for_backward(x, weight, bias)
+        ctx.call = (library, by, epsilon, behind)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        library, by, epsilon, behind = ctx.call
+        x, weight, bias = ctx.saved_tensors
+        found = None
+        if not torch.is_grad_enabled():
+            found = kernels.derive(library, x, grad.contiguous(), by, behind.limits)
+        if found is None:  # it is to be derived again (create_graph=True), or came in another dtype
+            return (*_by_torch(x, weight, bias, grad, epsilon, behind.limits), *[None] * 5)
+        gx, gw, gb = found
+        wanted = ctx.needs_input_grad
+        return gx if wanted[0] else None, gw if wanted[1] else None, gb if wanted[2] else None, *[None] * 5
+
+
+def _by_torch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, grad: Tensor, epsilon: float, limits: _Limits | None
+) -> list[Tensor | None]:
+    """The same gradients, by torch and with a graph of their own."""
+    operands = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        y = F.batch_norm(x, None, None, weight, bias, training=True, eps=epsilon)
+        if limits is not None:
+            y = F.relu(y) if limits[1] == math.inf else F.hardtanh(y, *limits)
+        found = iter(torch.autograd.grad(y, operands, grad, create_graph=again))
+    return [next(found) if each is not None and each.requires_grad else None for each in (x, weight, bias)]
+
+
+def _by_running(
+    library: Library,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+) -> Tensor | None:
+    """In evaluation: the same scale for every batch."""
+    scale = (variance.double() + epsilon).rsqrt_()
+    if weight is not None:
+        scale *= weight
+    shift = -mean * scale
+    if bias is not None:
+        shift += bias
+    return kernels.affine(library, x, scale.float(), shift.float())
+
+
+class _Clipped(torch.autograd.Function):
+    """An activation in place. Its gradient passes: the normalisation before it stops what is to be stopped."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, limits: _Limits) -> Tensor:
+        ctx.mark_dirty(y)
+        low, high = limits
+        return y.relu_() if high == math.inf else F.hardtanh(y, low, high, inplace=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+_ACTIVATIONS = {F.relu, F.relu6, F.hardtanh, torch.relu_, Tensor.relu_, F.relu_, F.hardtanh_}
+
+
+def _limits(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> _Limits | None:
+    """Between which values an activation in place lets a gradient pass; None if it is not in place."""
+    if func in (torch.relu_, Tensor.relu_, F.relu_):
+        return 0.0, math.inf
+    if func is F.relu or func is F.relu6:
+        inplace = args[0] if args else kwargs.get("inplace", False)
+        return (0.0, math.inf if func is F.relu else 6.0) if inplace else None
+    values = {**dict(zip(("min_val", "max_val", "inplace"), args, strict=False)), **kwargs}
+    if func is not F.hardtanh_ and not values.get("inplace", False):
+        return None
+    return float(values.get("min_val", -1.0)), float(values.get("max_val", 1.0))
+
+
+# --- max pooling ------------------------------------------------------------------------------------------------------
+def _pooled(
+    library: Library,
+    input: Tensor,
+    kernel_size: int | tuple[int, ...],
+    stride: int | tuple[int, ...] | None = None,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    if ceil_mode or return_indices or not _ordinary(input) or _pair(dilation) != (1, 1):
+        return None
+    kernel = _pair(kernel_size)
+    window = Window(kernel, kernel if stride is None or stride == () else _pair(stride), _pair(padding))
+    if not kernels.can_pool(input, window):
+        return None
+    if torch.is_grad_enabled() and input.requires_grad:
+        derived: Tensor = _Pooled.apply(input, window, library)  # type: ignore[no-untyped-call]
+        return derived
+    found = kernels.pool(library, input, window, keep=False)
+    return None if found is None else found[0]
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Window, library: Library) -> Tensor:
+        found = kernels.pool(library, x, window, keep=True)
+        assert found is not None, "it was asked before"
+        y, taps = found
+        ctx.save_for_backward(x, taps)
+        ctx.call = (library, window)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        library, window = ctx.call
+        x, taps = ctx.saved_tensors
+        found = None
+        if not torch.is_grad_enabled():
+            found = kernels.unpool(library, grad.contiguous(), taps, x.shape, window)
+        if found is None:
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                y = F.max_pool2d(x, window.kernel, window.step, window.before)
+                (found,) = torch.autograd.grad(y, x, grad, create_graph=again)
+        return found, None, None
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return (int(numbers[0]), int(numbers[-1]))
+
+
+def _ordinary(*tensors: Tensor | None) -> bool:
+    """Whether they are torch's own tensors: a subclass may have ideas of its own."""
+    return all(each is None or type(each) in (Tensor, nn.Parameter) for each in tensors)

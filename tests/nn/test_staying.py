@@ -1,0 +1,181 @@
+"""Layers that stay in the enclave: the same training with kernels of our own and with torch's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import darknight as dk
+from darknight.kernels import compiled_layers
+from darknight.nn import staying
+from nn.three_ways import SCHEME
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(compiled_layers.chosen() is None, reason="nothing was compiled"),
+]
+
+
+class Block(nn.Module):
+    """Everything that has a kernel, in the ways in which people write it."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6, affine=False)
+        self.conv3, self.bn3 = nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6, track_running_stats=False)
+        self.relu, self.relu6 = nn.ReLU(inplace), nn.ReLU6(inplace)
+        self.last = nn.Sequential(
+            nn.Flatten(), nn.Linear(6 * 3 * 4, 5), nn.BatchNorm1d(5), nn.Hardtanh(inplace=inplace)
+        )
+
+    def forward(self, x):
+        first = self.relu(self.bn1(self.conv1(x)))
+        second = F.max_pool2d(self.relu6(self.bn2(self.conv2(first))), 3, 2, 1)
+        third = self.bn3(self.conv3(second))
+        return self.last(F.max_pool2d(torch.relu_(third + second), 2))
+
+
+def trained(model_of, monkeypatch, kernels: bool, steps: int = 3):
+    torch.manual_seed(5)
+    model = model_of()
+    x, target = torch.randn(6, 3, 12, 16), torch.tensor([0, 1, 2, 3, 4, 0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monkeypatch.context() as patch, dk.Runtime(SCHEME, None) as runtime:
+        if not kernels:
+            patch.setattr(compiled_layers, "chosen", lambda: None)
+        dk.protect_(model, runtime)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), target).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            scores = model(x)
+        return {**model.state_dict(), "scores": scores}
+
+
+@pytest.mark.parametrize("inplace", [True, False], ids=["in place", "apart"])
+def test_training_with_our_kernels_is_training_with_torchs_within_rounding(inplace, monkeypatch):
+    ours, torchs = (trained(lambda: Block(inplace), monkeypatch, kernels) for kernels in (True, False))
+    assert list(ours) == list(torchs)
+    # Quantised activations may round to the other side: a step of the fixed point, and not more.
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, torchs[name], rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert any(not torch.equal(value, torchs[name]) for name, value in ours.items())  # they were ours
+
+
+class Spy:
+    """Which of the functions were taken."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.calls: list[str] = []
+        for name in ("_Normalised", "_Clipped", "_Pooled"):
+            function = getattr(staying, name)
+            monkeypatch.setattr(staying, name, self._noting(name, function))
+
+    def _noting(self, name, function):
+        calls = self.calls
+
+        class Noted:
+            @staticmethod
+            def apply(*arguments):
+                calls.append(name)
+                return function.apply(*arguments)
+
+        return Noted
+
+
+def test_an_activation_in_place_right_behind_is_left_to_the_normalisation(monkeypatch):
+    spy = Spy(monkeypatch)
+    trained(lambda: Block(True), monkeypatch, True, steps=1)
+    # bn1-relu, bn2-relu6, pool, bn3 (an addition stands between it and its relu), pool, bn-hardtanh.
+    block = ["_Normalised", "_Clipped", "_Normalised", "_Clipped", "_Pooled", "_Normalised", "_Pooled"]
+    assert spy.calls == [*block, "_Normalised", "_Clipped"]
+    spy.calls.clear()
+    trained(lambda: Block(False), monkeypatch, True, steps=1)
+    assert "_Clipped" not in spy.calls
+
+
+class Between(nn.Module):
+    """Something else looks at what was normalised before the activation overwrites it."""
+
+    def __init__(self, look) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu, self.look = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), look
+
+    def forward(self, x):
+        y = self.bn(self.conv(x))
+        seen = self.look(y)
+        y = self.relu(y)
+        return (y if seen is None else y.sum() + seen).mean()
+
+
+LOOKS = {
+    "a sum": lambda y: (y + y).sum(),
+    "a hook": lambda y: y.register_hook(lambda grad: grad * 2) and None,
+    "a copy": lambda y: y.clone().sum(),
+    "a product": lambda y: F.linear(y, torch.ones(2, y.shape[3])).sum(),
+}
+
+
+def assert_close(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> None:
+    """Within rounding, of the largest of all: a bias before a normalisation has no gradient but that."""
+    largest = max(float(each.abs().max()) for each in plain)
+    for mine, theirs in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_whoever_looks_in_between_gets_its_gradient(look, monkeypatch):
+    spy, grads = Spy(monkeypatch), []
+    x = torch.randn(4, 3, 5, 6)
+    for protected in (True, False):
+        torch.manual_seed(3)
+        model = Between(look)
+        with dk.Runtime(SCHEME, None) as runtime:
+            if protected:
+                dk.protect_(model, runtime, where=lambda name, module: False)
+            model(x).backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert spy.calls == ["_Normalised"]
+    assert_close(*grads)
+
+
+def test_gradients_of_gradients_are_torchs():
+    def penalty(protected: bool) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = nn.Sequential(
+            nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.BatchNorm2d(3), nn.ReLU6(True)
+        )
+        x = torch.randn(3, 3, 6, 8, requires_grad=True)
+        with dk.Runtime(SCHEME, None) as runtime:
+            if protected:
+                dk.protect_(model, runtime)
+            (grad,) = torch.autograd.grad(model(x * 1.0).square().sum(), x, create_graph=True)
+            grad.square().sum().backward()
+        return [x.grad, *(parameter.grad for parameter in model.parameters())]
+
+    assert_close(penalty(True), penalty(False))
+
+
+def test_what_torch_refuses_is_refused_in_its_words():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(inplace=True))
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(model, runtime)
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            model(torch.randn(1, 3))
+
+
+def test_other_layouts_and_types_are_torchs(monkeypatch):
+    spy = Spy(monkeypatch)
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, dilation=2))
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(model, runtime)
+        model(torch.randn(2, 3, 9, 8, requires_grad=True).to(memory_format=torch.channels_last))
+        model.double()(torch.randn(2, 3, 9, 8, dtype=torch.float64, requires_grad=True))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model.float()(torch.randn(2, 3, 9, 8, requires_grad=True))
+    assert spy.calls == []
