@@ -41,7 +41,6 @@ from darknight.fleet import local_fleet
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 
-SCHEME = Scheme(inputs=4, colluders=1)
 PROTECTION = {
     "plain": "nothing, from nobody",
     "ours": (
@@ -164,6 +163,11 @@ def measure_rivals(
     )
 
 
+def _scheme() -> Scheme:
+    """Made when it is used: its codes are checked then, and the algebra for that is 8 MB in every command's memory."""
+    return Scheme(inputs=4, colluders=1)
+
+
 def _training(python: Path | None, pooling: str, batch: int, times: int, progress: Progress) -> Contest:
     images, labels = digits(batch)
     targets = nn.functional.one_hot(labels, CLASSES).float()
@@ -173,7 +177,7 @@ def _training(python: Path | None, pooling: str, batch: int, times: int, progres
         rival, absent = _started(
             lambda: stack.enter_context(crypten(python, pooling, arrays_of(plain, images=images, labels=labels)))
         )
-        ours, workers = stack.enter_context(_protected(copy.deepcopy(plain), SCHEME))
+        ours, workers = stack.enter_context(_protected(copy.deepcopy(plain), _scheme()))
         runs = {
             "plain": _timed(lambda: _step(plain, images, targets)),
             "ours": _timed(lambda: _step(ours, images, targets), workers),
@@ -188,7 +192,7 @@ def _inference(python: Path | None, batch: int, times: int, progress: Progress) 
     plain = inference_network().eval()
     with ExitStack() as stack:
         rival, absent = _started(lambda: stack.enter_context(tenseal(python, arrays_of(plain, images=images))))
-        ours, workers = stack.enter_context(_protected(copy.deepcopy(plain), SCHEME.for_inference()))
+        ours, workers = stack.enter_context(_protected(copy.deepcopy(plain), _scheme().for_inference()))
         runs = {
             "plain": _timed(lambda: _scores(plain, images), each=batch),
             "ours": _timed(lambda: _scores(ours, images), workers, each=batch),

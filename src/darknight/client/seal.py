@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from darknight.data import Dataset, pack_dataset, unpack_dataset
+from darknight.data import Dataset, Unlabelled, pack_dataset, unpack_either
 from darknight.errors import DarKnightError, UsageError
 from darknight.trust.durable import sync_folder
 from darknight.trust.fresh import fresh_order
@@ -64,9 +64,9 @@ def key_beside(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.key")
 
 
-def seal_dataset(data: Dataset, to: Destination, *, progress: Progress) -> Manifest:
+def seal_dataset(data: Dataset | Unlabelled, to: Destination, *, progress: Progress) -> Manifest:
     """Seal all examples under a fresh data key. progress: called with how many more are done."""
-    packed = pack_dataset(data, fresh_order(len(data.train) + len(data.test)))
+    packed = pack_dataset(data, fresh_order(len(data)))
     key = DataKey.fresh()
 
     def records() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
@@ -92,9 +92,9 @@ def seal_dataset(data: Dataset, to: Destination, *, progress: Progress) -> Manif
     return manifest
 
 
-def verify_sealed(records: SealedRecords, *, progress: Progress) -> Dataset:
+def verify_sealed(records: SealedRecords, *, progress: Progress) -> Dataset | Unlabelled:
     """Open every record and the head; TrustError if one is not as it was sealed. What comes back is what is there."""
-    data = unpack_dataset(records.head, records)
+    data = unpack_either(records.head, records)
     together = max(1, _BATCH_BYTES // records.record_bytes)
     for begin in range(0, len(records), together):
         numbers = np.arange(begin, min(begin + together, len(records)))

@@ -11,10 +11,10 @@ is unpickled, and a file that is damaged, cut short or of another kind is a Data
 from __future__ import annotations
 
 from darknight.data.augment import Augmentation
-from darknight.data.dataset import Dataset, Examples, Part, Tensors
-from darknight.data.formats import DATASETS, Format, read_dataset, read_examples
+from darknight.data.dataset import Dataset, Examples, Part, Tensors, Unlabelled
+from darknight.data.formats import DATASETS, Format, labels_for, read_dataset, read_either, read_examples
 from darknight.data.normalise import IMAGENET, Normalisation
-from darknight.data.packing import Packed, pack_dataset, unpack_dataset
+from darknight.data.packing import Packed, pack_dataset, unpack_dataset, unpack_either
 
 __all__ = [
     "DATASETS",
@@ -27,8 +27,12 @@ __all__ = [
     "Packed",
     "Part",
     "Tensors",
+    "Unlabelled",
+    "labels_for",
     "pack_dataset",
     "read_dataset",
+    "read_either",
     "read_examples",
     "unpack_dataset",
+    "unpack_either",
 ]

@@ -1,4 +1,4 @@
-"""What every reader returns: labelled examples for training and for testing, read when they are asked for."""
+"""What every reader returns: examples for training and for testing, read when they are asked for, and their labels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from darknight.data.augment import Augmentation
+from darknight.data.found import UNKNOWN
 from darknight.data.normalise import Normalisation, bad_place
 from darknight.data.source import Source
 from darknight.errors import DataError, UsageError
@@ -106,30 +107,12 @@ class Dataset:
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        for name, part in (("train", self.train), ("test", self.test)):
-            where, labels = f"{self.name}, {name} part", part.labels
-            if len(part.shape) not in (1, 3) or math.prod(part.shape) < 1:
-                raise DataError(
-                    f"{where}: examples of shape {part.shape}; needs (channels, height, width) or (columns,)."
-                )
-            if labels.shape != (len(part),) or not len(part):
-                raise DataError(
-                    f"{where}: {len(part)} examples with labels of shape {tuple(labels.shape)}; needs at least one "
-                    "example, and one label for each."
-                )
-            if labels.dtype != torch.int64:
-                raise DataError(f"{where}: labels are {labels.dtype}; needs torch.int64.")
-            if int(labels.min()) < 0 or int(labels.max()) >= self.classes:
-                raise DataError(f"{where}: some labels are outside 0 to {self.classes - 1}. Relabel them.")
-        if self.train.shape != self.test.shape:
-            raise DataError(
-                f"{self.name}: training examples are {self.train.shape} and test examples {self.test.shape}; they must "
-                "have one shape."
-            )
-        if self.label_names is not None and len(self.label_names) != self.classes:
-            raise DataError(
-                f"{self.name}: {len(self.label_names)} names for {self.classes} classes; needs one for each."
-            )
+        for part, where in ((self.train, "train"), (self.test, "test")):
+            _check_part(part, f"{self.name}, {where} part", self.classes, least=0)
+        _check_together(self.name, self.train, self.test, self.classes, self.label_names)
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.test)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -164,6 +147,68 @@ class Dataset:
                 "with examples(indices)."
             )
         return part.examples(torch.arange(len(part)))
+
+
+@dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """Examples for a trained model, of which some or all have no label: nothing can be trained on them.
+
+    train: None where the files have one part; it is `test` then, whatever it was meant for.
+    """
+
+    name: str
+    train: Part | None
+    test: Part
+    classes: int
+    label_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for part, where in self._parts:
+            _check_part(part, f"{self.name}, {where} part", self.classes, least=UNKNOWN)
+        _check_together(self.name, self.train or self.test, self.test, self.classes, self.label_names)
+        if self.labelled == len(self):
+            raise DataError(f"{self.name}: every example has a label. Make it a Dataset.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.test.shape
+
+    @property
+    def labelled(self) -> int:
+        """How many have a label all the same."""
+        return sum(int((part.labels != UNKNOWN).sum()) for part, _ in self._parts)
+
+    def __len__(self) -> int:
+        return sum(len(part) for part, _ in self._parts)
+
+    @property
+    def _parts(self) -> list[tuple[Part, str]]:
+        return [(part, name) for part, name in ((self.train, "train"), (self.test, "test")) if part is not None]
+
+
+def _check_part(part: Part, where: str, classes: int, *, least: int) -> None:
+    """Of one shape that models take, with a label from `least` on for each example."""
+    labels = part.labels
+    if len(part.shape) not in (1, 3) or math.prod(part.shape) < 1:
+        raise DataError(f"{where}: examples of shape {part.shape}; needs (channels, height, width) or (columns,).")
+    if labels.shape != (len(part),) or not len(part):
+        raise DataError(
+            f"{where}: {len(part)} examples with labels of shape {tuple(labels.shape)}; needs at least one "
+            "example, and one label for each."
+        )
+    if labels.dtype != torch.int64:
+        raise DataError(f"{where}: labels are {labels.dtype}; needs torch.int64.")
+    if int(labels.min()) < least or int(labels.max()) >= classes:
+        raise DataError(f"{where}: some labels are outside 0 to {classes - 1}. Relabel them.")
+
+
+def _check_together(name: str, train: Part, test: Part, classes: int, label_names: tuple[str, ...] | None) -> None:
+    if train.shape != test.shape:
+        raise DataError(
+            f"{name}: training examples are {train.shape} and test examples {test.shape}; they must have one shape."
+        )
+    if label_names is not None and len(label_names) != classes:
+        raise DataError(f"{name}: {len(label_names)} names for {classes} classes; needs one for each.")
 
 
 def checked_indices(indices: Tensor, length: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from darknight.data.cifar import CIFAR10, CIFAR100, has_cifar, read_cifar
-from darknight.data.dataset import Dataset, Examples
+from darknight.data.dataset import Dataset, Examples, Unlabelled
 from darknight.data.digits import read_digits
 from darknight.data.files import refusing
 from darknight.data.found import LARGEST_IMAGE, UNKNOWN, Found, Labelled
@@ -98,7 +98,27 @@ def read_dataset(source: str, *, seed: int, test_share: float | None = None, ima
     every class in its proportion. Examples are normalised by the training part, pictures in folders by ImageNet's
     constants. image_size: to which pictures in folders are scaled.
     """
-    found = _found(source, image_size, labelled=True)
+    return _dataset(_found(source, image_size, labelled=True), seed, test_share)
+
+
+def read_either(
+    source: str, *, seed: int, test_share: float | None = None, image_size: int | None = None
+) -> Dataset | Unlabelled:
+    """What `read_dataset` reads; or, where labels are missing (pictures in one folder, an npz without y), all examples.
+
+    Those are not normalised, but by the model that gets them, and nothing is set apart.
+    """
+    found = _found(source, image_size, labelled=False)
+    parts = [part for part in (found.train, found.test) if part is not None]
+    if all(int(part.labels.min()) != UNKNOWN for part in parts):
+        return _dataset(found, seed, test_share)
+    if test_share is not None:
+        raise UsageError(f"{found.name}: without labels nothing is set apart for testing. Leave out the test share.")
+    *train, test = (_part(part, None, Normalisation.none(part.source.shape[0])) for part in parts)
+    return Unlabelled(found.name, train[0] if train else None, test, found.classes, found.label_names or None)
+
+
+def _dataset(found: Found, seed: int, test_share: float | None) -> Dataset:
     if found.test is not None and test_share is not None:
         raise UsageError(f"{found.name} has a test part of its own. Leave out the test share.")
     labels = found.train.labels
@@ -140,14 +160,20 @@ def read_examples(
             f"{found.name}: examples of shape {part.source.shape}; the model was trained on {len(normalisation.mean)} "
             "channels or columns."
         )
-    if label_names is not None and found.label_names:
-        number = {name: at for at, name in enumerate(label_names)}
-        unknown = [name for name in found.label_names if name not in number]
-        if unknown:
-            raise DataError(f"{found.name}: {len(unknown)} of its classes are none of the model's. Use the same names.")
-        translated = torch.tensor([number[name] for name in found.label_names])
-        part = Labelled(part.source, torch.where(part.labels == UNKNOWN, UNKNOWN, translated[part.labels]))
-    return _part(part, None, normalisation)
+    labels = labels_for(label_names, part.labels, found.label_names, found.name)
+    return _part(Labelled(part.source, labels), None, normalisation)
+
+
+def labels_for(wanted: tuple[str, ...] | None, labels: Tensor, names: tuple[str, ...] | None, where: str) -> Tensor:
+    """Labels by the numbers of a model, whose classes are `wanted`, where both it and the data have `names`."""
+    if wanted is None or not names:
+        return labels
+    number = {name: at for at, name in enumerate(wanted)}
+    unknown = [name for name in names if name not in number]
+    if unknown:
+        raise DataError(f"{where}: {len(unknown)} of its classes are none of the model's. Use the same names.")
+    translated = torch.tensor([number[name] for name in names])
+    return torch.where(labels == UNKNOWN, UNKNOWN, translated[labels])
 
 
 def _part(part: Labelled, chosen: Tensor | None, normalisation: Normalisation) -> Examples:

@@ -17,7 +17,7 @@ from darknight.errors import DataError
 
 # Where a batch ends decides the last bit of the result. Bytes are read in pieces of a batch, floats become float64: so
 # only a few MiB are needed at once.
-_BATCH_BYTES, _PIECES = 4 << 20, 8
+_BATCH_BYTES, _PIECES = 4 << 20, 32
 _BATCH_FLOATS = 1 << 17
 
 
@@ -43,6 +43,11 @@ class Normalisation:
             raise DataError(f"a normalisation of {len(self.mean)} means and {len(self.std)} deviations; needs as many.")
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
             raise DataError("a normalisation needs finite means and deviations, and these above 0.")
+
+    @classmethod
+    def none(cls, channels: int) -> Normalisation:
+        """For examples whose model will say how they are normalised."""
+        return cls(mean=(0.0,) * channels, std=(1.0,) * channels)
 
     def __call__(self, raw: Tensor) -> Tensor:
         """(example, channel, ...), bytes or floats -> float32 in new memory. float64 is rounded only at the end."""
@@ -95,7 +100,8 @@ def _pixels(source: Source, indices: Tensor) -> NDArray[Any]:
 
 def ascending(numbers: Tensor) -> bool:
     """Then there is nothing to sort or to copy, which takes more memory than all the rest if there are millions."""
-    return bool((numbers[1:] > numbers[:-1]).all())
+    values = numbers.numpy()
+    return bool((values[1:] > values[:-1]).all())
 
 
 def bad_place(source: Source, indices: Tensor, examples: Tensor) -> str:

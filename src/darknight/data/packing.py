@@ -3,6 +3,7 @@
 A record is one example as its files have it, before it is normalised: bytes or floats, little-endian. The head has all
 the rest: names, shape, classes, normalisation, augmentation, and for each example its label and the record that it is
 in. Records come in an order that the caller chooses, so that the place of one need not say what class it is of.
+Where labels are missing they are -1 in the same place: the size of a head does not show whether there are any.
 
     head = length of the words (8 bytes) || words (JSON) || labels (int32) || records (uint32) || zeros
 
@@ -10,8 +11,9 @@ Both arrays go through the training part first, then the test part. The zeros fi
 which hides how long the names are.
 
 Guarantees: `unpack_dataset` of what `pack_dataset` made gives the same batches, labels, names and numbers as the
-dataset that was packed, bit by bit (contract test: tests/data/test_packing.py). A head that does not fit its records is
-a DataError.
+dataset that was packed, bit by bit (contract test: tests/data/test_packing.py), and so does `unpack_either` where labels
+are missing, but nobody can train on that: `unpack_dataset` refuses it. A head that does not fit its records is a
+DataError.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,15 +31,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darknight.data.augment import Augmentation
-from darknight.data.dataset import Dataset, Examples, Part
+from darknight.data.dataset import Dataset, Examples, Part, Unlabelled
 from darknight.data.found import LARGEST_IMAGE, MOST_CLASSES
 from darknight.data.normalise import Normalisation, bad_place
 from darknight.errors import DataError, UsageError
 
-_FORMAT = 1
+_LABELLED, _UNLABELLED = 1, 2  # formats of a head: earlier releases know the first
 _MOST_EXAMPLES = (1 << 32) - 1
 _PADDING = 4096
 _BATCH_BYTES = 1 << 19
+_AT_ONCE = 1 << 16  # NumPy makes 64 bits of each number that it finds places by
 _DTYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
     "float16": np.dtype("<f2"),
@@ -66,67 +70,95 @@ class RecordStore(Protocol):
 class Packed:
     """A dataset that is ready to be packed: its head, and its records when they are asked for."""
 
-    head: bytes | bytearray
     count: int
     record_bytes: int
-    _parts: tuple[Examples, Examples]
-    _dtypes: tuple[str, str]
+    _words: Mapping[str, Any]
+    _parts: tuple[Examples, ...]
+    _dtypes: tuple[str, ...]
     _order: NDArray[np.uint32]
+
+    @property
+    def head(self) -> bytearray:
+        """Made anew each time: of millions of examples it is large, and needed once."""
+        text = json.dumps(self._words, allow_nan=False).encode()
+        begin, count = 8 + len(text), self.count
+        head = bytearray(_padded(begin + 8 * count))
+        head[:begin] = len(text).to_bytes(8, "big") + text
+        labels, places = _arrays(head, begin, count)
+        for part, first in self._begins():
+            labels[first : first + len(part)] = part.labels.numpy()
+        for first in range(0, count, _AT_ONCE):
+            some = self._order[first : first + _AT_ONCE]
+            places[some] = np.arange(first, first + len(some), dtype=np.uint32)
+        return head
 
     def records(self) -> Iterator[Records]:
         """All of them, half a MiB at a time, or one, each (record, byte)."""
-        train, together = len(self._parts[0]), max(1, _BATCH_BYTES // self.record_bytes)
+        together = max(1, _BATCH_BYTES // self.record_bytes)
         for begin in range(0, self.count, together):
             numbers = self._order[begin : begin + together].astype(np.int64)
             out = np.zeros((len(numbers), self.record_bytes), dtype=np.uint8)
-            for at, (part, dtype) in enumerate(zip(self._parts, self._dtypes, strict=True)):
-                here = np.flatnonzero((numbers >= train) == bool(at))
+            for (part, first), dtype in zip(self._begins(), self._dtypes, strict=True):
+                here = np.flatnonzero((numbers >= first) & (numbers < first + len(part)))
                 if len(here):
-                    raw = _raw(part, numbers[here] - train * at, dtype)
+                    raw = _raw(part, numbers[here] - first, dtype)
                     out[here, : raw.shape[1]] = raw
             yield out
 
+    def _begins(self) -> list[tuple[Examples, int]]:
+        """Each part, and the number of its first example."""
+        ends = accumulate(map(len, self._parts))
+        return [(part, end - len(part)) for part, end in zip(self._parts, ends, strict=True)]
 
-def pack_dataset(data: Dataset, order: NDArray[np.int64]) -> Packed:
+
+def pack_dataset(data: Dataset | Unlabelled, order: NDArray[np.int64]) -> Packed:
     """order: for each record the number of its example; the test part is counted on after the training part."""
-    train, test = _examples(data.train), _examples(data.test)
-    count = len(train) + len(test)
+    parts = tuple(_examples(part) for part in (data.train, data.test) if part is not None)
+    count = sum(map(len, parts))
     if count > _MOST_EXAMPLES:
         raise UsageError(f"{data.name}: {count} examples; at most {_MOST_EXAMPLES} can be packed. Split the set.")
     if not _each_once(order, count):
         raise UsageError(f"an order of {len(order)} records for {count} examples; needs each example once.")
-    dtypes = _dtype_of(train), _dtype_of(test)
+    dtypes = tuple(map(_dtype_of, parts))
+    sizes = [{"examples": len(part), "dtype": dtype} for part, dtype in zip(parts, dtypes, strict=True)]
+    usual = data.augmentation if isinstance(data, Dataset) else None
     words = {
-        "format": _FORMAT,
+        "format": _LABELLED if isinstance(data, Dataset) else _UNLABELLED,
         "name": data.name,
         "shape": data.shape,
         "classes": data.classes,
         "label_names": data.label_names,
-        "normalisation": asdict(train.normalisation),
-        "augmentation": data.augmentation and asdict(data.augmentation),
-        "parts": [{"examples": len(part), "dtype": dtype} for part, dtype in zip((train, test), dtypes, strict=True)],
+        "normalisation": asdict(parts[-1].normalisation),
+        "augmentation": None if usual is None else asdict(usual),
+        "parts": sizes,
     }
-    text = json.dumps(words, allow_nan=False).encode()
-    begin = 8 + len(text)
-    head = bytearray(_padded(begin + 8 * count))
-    head[:begin] = len(text).to_bytes(8, "big") + text
-    labels, places = _arrays(head, begin, count)
-    for part, here in ((train, slice(0, len(train))), (test, slice(len(train), count))):
-        labels[here] = part.labels.numpy()
-    places[order] = np.arange(count, dtype=np.uint32)
-    size = math.prod(data.shape)
     return Packed(
-        head=head,
         count=count,
-        record_bytes=size * max(_DTYPES[dtype].itemsize for dtype in dtypes),
-        _parts=(train, test),
+        record_bytes=math.prod(data.shape) * max(_DTYPES[dtype].itemsize for dtype in dtypes),
+        _words=words,
+        _parts=parts,
         _dtypes=dtypes,
         _order=order.astype(np.uint32),
     )
 
 
 def unpack_dataset(head: bytes, records: RecordStore) -> Dataset:
-    """The dataset whose head this is; its examples are read from `records` as they are asked for."""
+    """The dataset whose head this is; its examples are read from `records` as they are asked for.
+
+    One without labels is refused: this is what can be trained on.
+    """
+    data = unpack_either(head, records)
+    if isinstance(data, Unlabelled):
+        raise DataError(
+            f"{records}: {len(data) - data.labelled} of its {len(data)} examples have no label, and training needs one "
+            'for each. Seal the data with labels (an npz with y, a folder of pictures for each class); or predict, with '
+            'kind = "infer".'
+        )
+    return data
+
+
+def unpack_either(head: bytes, records: RecordStore) -> Dataset | Unlabelled:
+    """What was packed, with labels or without; its examples are read from `records` as they are asked for."""
     try:
         words, labels, places = _taken_apart(head, len(records))
         shape = tuple(words["shape"])
@@ -144,16 +176,13 @@ def unpack_dataset(head: bytes, records: RecordStore) -> Dataset:
             here = slice(begin, begin + part["examples"])
             parts.append(Examples(source, places[here], labels[here], normalisation))
             begin += part["examples"]
+        names = None if names is None else tuple(names)
+        if words["format"] == _UNLABELLED:
+            train, test = parts if len(parts) == 2 else (None, *parts)
+            return Unlabelled(words["name"], train, test, words["classes"], names)
         train, test = parts
-        return Dataset(
-            words["name"],
-            train,
-            test,
-            words["classes"],
-            None if names is None else tuple(names),
-            normalisation,
-            augmentation and _augmentation(augmentation),
-        )
+        usual = augmentation and _augmentation(augmentation)
+        return Dataset(words["name"], train, test, words["classes"], names, normalisation, usual)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
@@ -188,13 +217,13 @@ def _taken_apart(head: bytes, count: int) -> tuple[Mapping[str, Any], Tensor, Te
     """Words, labels, and the record of each example, when they fit each other."""
     begin = 8 + int.from_bytes(head[:8], "big")
     words = json.loads(head[8:begin])
-    if words["format"] != _FORMAT:
+    if words["format"] not in (_LABELLED, _UNLABELLED):
         raise ValueError
     numbers = [part["examples"] for part in words["parts"]]
     if not all(type(number) is int and number > 0 for number in numbers) or sum(numbers) != count:
         raise ValueError
-    classes = words["classes"]
-    if type(classes) is not int or not 1 <= classes <= MOST_CLASSES or type(words["name"]) is not str:
+    classes, least = words["classes"], 1 if words["format"] == _LABELLED else 0
+    if type(classes) is not int or not least <= classes <= MOST_CLASSES or type(words["name"]) is not str:
         raise ValueError
     end = begin + 8 * count
     if len(head) < end or len(head) != _padded(end) or any(head[end:]):
@@ -219,7 +248,8 @@ def _each_once(numbers: NDArray[Any], count: int) -> bool:
     if numbers.shape != (count,) or int(numbers.min()) < 0 or int(numbers.max()) >= count:
         return False
     seen = np.zeros(count, dtype=bool)
-    seen[numbers] = True
+    for begin in range(0, count, _AT_ONCE):
+        seen[numbers[begin : begin + _AT_ONCE]] = True
     return bool(seen.all())
 
 
@@ -244,7 +274,7 @@ def _dtype_of(part: Examples) -> str:
 
 def _raw(part: Examples, numbers: NDArray[np.int64], dtype: str) -> Records:
     """(example, byte), as they are in the files. Values that no training could use are refused here, early."""
-    indices = part.chosen[torch.from_numpy(numbers)]
+    indices = torch.from_numpy(part.chosen.numpy()[numbers])
     x = part.source.read(indices)
     if x.is_floating_point() and not bool(x.isfinite().all()):
         raise DataError(f"{bad_place(part.source, indices, x)}: some values are NaN or infinite. Clean the data.")

@@ -105,14 +105,18 @@ class Joined:
     def read(self, indices: Tensor) -> Tensor:
         numbers = indices.numpy()
         owners = np.searchsorted(self._ends, numbers, side="right")
-        out: Tensor | None = None
-        for owner in np.unique(owners).tolist():
-            here = torch.from_numpy(np.flatnonzero(owners == owner))
-            found = self._sources[owner].read(indices[here] - self._begin(owner))
+        asked = np.unique(owners).tolist() or [0]
+        if len(asked) == 1:
+            return self._sources[asked[0]].read(torch.from_numpy(numbers - self._begin(asked[0])))
+        out: Array | None = None
+        for owner in asked:
+            here = np.flatnonzero(owners == owner)
+            found = self._sources[owner].read(torch.from_numpy(numbers[here] - self._begin(owner))).numpy()
             if out is None:
-                out = torch.empty((len(numbers), *self.shape), dtype=found.dtype)
+                out = np.empty((len(numbers), *self.shape), dtype=found.dtype)
             out[here] = found
-        return self._sources[0].read(indices) if out is None else out
+        assert out is not None
+        return torch.from_numpy(out)
 
     def place(self, index: int) -> str:
         owner = int(np.searchsorted(self._ends, index, side="right"))

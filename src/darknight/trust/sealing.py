@@ -125,6 +125,7 @@ def write_sealed(
     with _new_file(folder / HEAD) as file:
         for piece in sealed_pieces(key, head, label=_HEAD_LABEL + digest):
             file.write(piece)
+    del head  # of millions of records it is large
     with _new_file(folder / RECORDS) as file:
         _write_records(file, _Seal(key, manifest), records)
     with _new_file(folder / MANIFEST) as file:
