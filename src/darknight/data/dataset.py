@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from darknight.data.augment import Augmentation
@@ -63,7 +65,7 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A part of a source: the examples numbered `chosen` there, normalised as they are read."""
+    """A part of a source: the examples numbered `chosen` there (int64, or `narrowed`), normalised as they are read."""
 
     source: Source
     chosen: Tensor
@@ -78,7 +80,7 @@ class Examples:
         return len(self.chosen)
 
     def examples(self, indices: Tensor) -> Tensor:
-        numbers = self.chosen[checked_indices(indices, len(self))]
+        numbers = self.chosen[checked_indices(indices, len(self))].to(torch.int64)
         x = self.normalisation(self.source.read(numbers))
         if not bool(x.isfinite().all()):
             raise DataError(f"{bad_place(self.source, numbers, x)}: some values are NaN or infinite. Clean the data.")
@@ -198,7 +200,8 @@ def _check_part(part: Part, where: str, classes: int, *, least: int) -> None:
         )
     if labels.dtype != torch.int64:
         raise DataError(f"{where}: labels are {labels.dtype}; needs torch.int64.")
-    if int(labels.min()) < least or int(labels.max()) >= classes:
+    numbers = labels.numpy()
+    if int(numbers.min()) < least or int(numbers.max()) >= classes:
         raise DataError(f"{where}: some labels are outside 0 to {classes - 1}. Relabel them.")
 
 
@@ -209,6 +212,12 @@ def _check_together(name: str, train: Part, test: Part, classes: int, label_name
         )
     if label_names is not None and len(label_names) != classes:
         raise DataError(f"{name}: {len(label_names)} names for {classes} classes; needs one for each.")
+
+
+def narrowed(numbers: NDArray[Any]) -> Tensor:
+    """Numbers of examples in half the memory, where none is too large for that."""
+    small = len(numbers) == 0 or int(numbers.max()) < 1 << 31
+    return torch.from_numpy(numbers.astype(np.int32 if small else np.int64))
 
 
 def checked_indices(indices: Tensor, length: int) -> Tensor:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from darknight.data.cifar import CIFAR10, CIFAR100, has_cifar, read_cifar
-from darknight.data.dataset import Dataset, Examples, Unlabelled
+from darknight.data.dataset import Dataset, Examples, Unlabelled, narrowed
 from darknight.data.digits import read_digits
 from darknight.data.files import refusing
 from darknight.data.found import LARGEST_IMAGE, UNKNOWN, Found, Labelled
@@ -122,7 +123,7 @@ def _dataset(found: Found, seed: int, test_share: float | None) -> Dataset:
     if found.test is not None and test_share is not None:
         raise UsageError(f"{found.name} has a test part of its own. Leave out the test share.")
     labels = found.train.labels
-    chosen = torch.arange(len(labels))
+    chosen = _all_of(found.train)
     test, chosen_test = found.test, None
     if test is None:
         count = size_of_test(len(labels), test_share, found.name)
@@ -178,10 +179,14 @@ def labels_for(wanted: tuple[str, ...] | None, labels: Tensor, names: tuple[str,
 
 def _part(part: Labelled, chosen: Tensor | None, normalisation: Normalisation) -> Examples:
     if chosen is None:
-        chosen = torch.arange(len(part.source))
+        chosen = _all_of(part)
     everything = len(chosen) == len(part.labels) and ascending(chosen)
     labels = part.labels if everything else part.labels[chosen]
-    return Examples(part.source, chosen, labels, normalisation)
+    return Examples(part.source, narrowed(chosen.numpy()), labels, normalisation)
+
+
+def _all_of(part: Labelled) -> Tensor:
+    return torch.from_numpy(np.arange(len(part.labels)))
 
 
 def _found(source: str, image_size: int | None, *, labelled: bool) -> Found:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darknight.data.augment import Augmentation
-from darknight.data.dataset import Dataset, Examples, Part, Unlabelled
+from darknight.data.dataset import Dataset, Examples, Part, Unlabelled, narrowed
 from darknight.data.found import LARGEST_IMAGE, MOST_CLASSES
 from darknight.data.normalise import Normalisation, bad_place
 from darknight.errors import DataError, UsageError
@@ -111,7 +111,7 @@ class Packed:
         return [(part, end - len(part)) for part, end in zip(self._parts, ends, strict=True)]
 
 
-def pack_dataset(data: Dataset | Unlabelled, order: NDArray[np.int64]) -> Packed:
+def pack_dataset(data: Dataset | Unlabelled, order: NDArray[np.integer[Any]]) -> Packed:
     """order: for each record the number of its example; the test part is counted on after the training part."""
     parts = tuple(_examples(part) for part in (data.train, data.test) if part is not None)
     count = sum(map(len, parts))
@@ -138,7 +138,7 @@ def pack_dataset(data: Dataset | Unlabelled, order: NDArray[np.int64]) -> Packed
         _words=words,
         _parts=parts,
         _dtypes=dtypes,
-        _order=order.astype(np.uint32),
+        _order=order.astype(np.uint32, copy=False),
     )
 
 
@@ -231,7 +231,7 @@ def _taken_apart(head: bytes, count: int) -> tuple[Mapping[str, Any], Tensor, Te
     labels, places = _arrays(head, begin, count)
     if not _each_once(places, count):
         raise ValueError
-    return words, torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(places.astype(np.int64))
+    return words, torch.from_numpy(labels.astype(np.int64)), narrowed(places)
 
 
 def _arrays(head: bytes | bytearray, begin: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
@@ -269,12 +269,12 @@ def _examples(part: Part) -> Examples:
 
 
 def _dtype_of(part: Examples) -> str:
-    return str(part.source.read(part.chosen[:1]).dtype).removeprefix("torch.")
+    return str(part.source.read(part.chosen[:1].to(torch.int64)).dtype).removeprefix("torch.")
 
 
 def _raw(part: Examples, numbers: NDArray[np.int64], dtype: str) -> Records:
     """(example, byte), as they are in the files. Values that no training could use are refused here, early."""
-    indices = torch.from_numpy(part.chosen.numpy()[numbers])
+    indices = torch.from_numpy(part.chosen.numpy()[numbers].astype(np.int64))
     x = part.source.read(indices)
     if x.is_floating_point() and not bool(x.isfinite().all()):
         raise DataError(f"{bad_place(part.source, indices, x)}: some values are NaN or infinite. Clean the data.")
