@@ -17,7 +17,7 @@ from rich.text import Text
 from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.cli.progress import display_on
 from darknight.client.seal import Destination, key_beside, open_with, seal_dataset, verify_sealed
-from darknight.data import DATASETS, Dataset, read_dataset
+from darknight.data import DATASETS, Dataset, Unlabelled, read_either
 from darknight.errors import UsageError
 from darknight.trust.sealing import RECORDS, Manifest
 from darknight.worker.budget import size_in_words
@@ -49,7 +49,8 @@ def seal(
 
     The folder may be given to anybody. The key file stays with you: an enclave gets the key when it has proven what it
     is. Whoever has both has the data; without the key file nobody can ever open the folder. Training on the sealed set
-    gives the same bits as on the files themselves.
+    gives the same bits as on the files themselves. Data without labels (an npz without y, pictures in one folder) are
+    for predictions.
 
     Example:
 
@@ -91,8 +92,8 @@ def _sealed(console: Console, source: str, to: Destination, settings: dict[str, 
         raise UsageError(f"seed {settings['seed']}; needs a whole number of at least 0.")
     with display_on(console) as display:
         with display.stage("reading the data"):
-            data = read_dataset(source, **settings)
-        with display.count("sealing", len(data.train) + len(data.test)) as more:
+            data = read_either(source, **settings)
+        with display.count("sealing", len(data)) as more:
             manifest = seal_dataset(data, to, progress=more)
     return _summary(to.folder, to.key, manifest, data, verified=False)
 
@@ -107,7 +108,9 @@ def _verified(console: Console, folder: Path, key: Path | None, given: dict[str,
     return _summary(folder, key, records.manifest, data, verified=True)
 
 
-def _summary(folder: Path, key: Path, manifest: Manifest, data: Dataset, *, verified: bool) -> dict[str, Any]:
+def _summary(
+    folder: Path, key: Path, manifest: Manifest, data: Dataset | Unlabelled, *, verified: bool
+) -> dict[str, Any]:
     """Ready for JSON. `seen` is what everybody can see; the rest is behind the key."""
     return {
         "folder": str(folder),
@@ -124,8 +127,9 @@ def _summary(folder: Path, key: Path, manifest: Manifest, data: Dataset, *, veri
             "name": data.name,
             "shape": list(data.shape),
             "classes": data.classes,
-            "train_examples": len(data.train),
+            "train_examples": 0 if data.train is None else len(data.train),
             "test_examples": len(data.test),
+            "labelled": data.labelled,
         },
     }
 
@@ -144,8 +148,14 @@ def _table(summary: dict[str, Any]) -> RenderableType:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
     shape = "x".join(map(str, data["shape"]))
-    table.add_row("examples", f"{data['train_examples']:,} for training, {data['test_examples']:,} for testing")
-    table.add_row("each", f"{shape}, one of {data['classes']:,} classes", end_section=True)
+    train, test = data["train_examples"], data["test_examples"]
+    if data["labelled"] == train + test:
+        table.add_row("examples", f"{train:,} for training, {test:,} for testing")
+        table.add_row("each", f"{shape}, one of {data['classes']:,} classes", end_section=True)
+    else:
+        labels = f"{data['labelled']:,} of them with labels" if data["labelled"] else "without labels"
+        table.add_row("examples", f"{train + test:,}, {labels}: for predictions alone")
+        table.add_row("each", shape, end_section=True)
     table.add_row("folder", escape(f"{summary['folder']}, {size_in_words(seen['bytes'])}"))
     table.add_row(
         "shows", f"{seen['records']:,} records of {seen['record_bytes']:,} bytes, a head of {seen['head_bytes']:,}"

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from darknight.client.job_file import JobFile
+from darknight.client.seal import open_with
+from darknight.data import unpack_dataset
 from darknight.errors import DarKnightError, TrustError, UsageError
 from darknight.trust.blob import seal_bytes
 from darknight.trust.durable import write_durably
@@ -63,6 +65,7 @@ class JobFolder:
         """The job of this file: as it was submitted before, or a new one. A file that has changed since is refused."""
         manifest = _manifest(file)
         if not (file.output / TEXT).exists():
+            _check_labels(file, manifest)
             _create(file, manifest)
         job_key = read_key_file(file.output / KEY).key
         keys = JobKeys(data=_data_key(file, manifest).raw, job=job_key.raw)
@@ -148,6 +151,14 @@ class JobFolder:
         """What the enclave may ask for, by name."""
         found = {path.name: path for path in self.sealed.iterdir() if path.is_file()}
         return {**found, WEIGHTS: self.path / WEIGHTS}
+
+
+def _check_labels(file: JobFile, manifest: bytes) -> None:
+    """Training needs labels. Whether there are any is in the sealed head, where a host does not see it."""
+    if file.kind == "train":
+        _data_key(file, manifest)
+        records = open_with(file.sealed, file.key)
+        unpack_dataset(records.head, records)
 
 
 def _create(file: JobFile, manifest: bytes) -> None:

@@ -85,7 +85,10 @@ def read_cifar(folder: Path, kind: _Kind) -> Found:
     parts = [read(folder / (name + ".bin" * binary), kind) for name in (*kind.train, kind.test)]
     return Found(
         name=kind.name,
-        train=Labelled(Joined([part.source for part in parts[:-1]]), torch.from_numpy(np.concatenate([part.labels for part in parts[:-1]]))),
+        train=Labelled(
+            Joined([part.source for part in parts[:-1]]),
+            torch.from_numpy(np.concatenate([part.labels for part in parts[:-1]])),
+        ),
         test=parts[-1],
         classes=kind.classes,
         label_names=_names_text(folder, kind) if binary else _names_python(folder, kind),

@@ -117,6 +117,11 @@ class Dataset:
         return len(self.train) + len(self.test)
 
     @property
+    def labelled(self) -> int:
+        """How many have a label: all of them, which `Unlabelled` does not promise."""
+        return len(self)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(channels, height, width) of one image, or (columns,) of one row."""
         return self.train.shape

@@ -170,9 +170,8 @@ def labels_for(wanted: tuple[str, ...] | None, labels: Tensor, names: tuple[str,
     if wanted is None or not names:
         return labels
     number = {name: at for at, name in enumerate(wanted)}
-    unknown = [name for name in names if name not in number]
-    if unknown:
-        raise DataError(f"{where}: {len(unknown)} of its classes are none of the model's. Use the same names.")
+    if not set(names) <= number.keys():
+        raise DataError(f"{where}: some of the classes are none of the model's. Use the same names.")
     translated = torch.tensor([number[name] for name in names])
     return torch.where(labels == UNKNOWN, UNKNOWN, translated[labels])
 

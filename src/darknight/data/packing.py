@@ -11,8 +11,8 @@ Both arrays go through the training part first, then the test part. The zeros fi
 which hides how long the names are.
 
 Guarantees: `unpack_dataset` of what `pack_dataset` made gives the same batches, labels, names and numbers as the
-dataset that was packed, bit by bit (contract test: tests/data/test_packing.py), and so does `unpack_either` where labels
-are missing, but nobody can train on that: `unpack_dataset` refuses it. A head that does not fit its records is a
+dataset that was packed, bit by bit (contract test: tests/data/test_packing.py). So does `unpack_either` where labels
+are missing; nothing can be trained on that, and `unpack_dataset` refuses it. A head that does not fit its records is a
 DataError.
 """
 
@@ -150,9 +150,8 @@ def unpack_dataset(head: bytes, records: RecordStore) -> Dataset:
     data = unpack_either(head, records)
     if isinstance(data, Unlabelled):
         raise DataError(
-            f"{records}: {len(data) - data.labelled} of its {len(data)} examples have no label, and training needs one "
-            'for each. Seal the data with labels (an npz with y, a folder of pictures for each class); or predict, with '
-            'kind = "infer".'
+            f"{records}: some or all of its examples have no label, and training needs one for each. Seal the data "
+            'with labels (an npz with y, a folder of pictures for each class), or predict: kind = "infer".'
         )
     return data
 
@@ -168,7 +167,7 @@ def unpack_either(head: bytes, records: RecordStore) -> Dataset | Unlabelled:
         names, augmentation = words["label_names"], words["augmentation"]
         if names is not None and not all(isinstance(name, str) for name in names):
             raise ValueError
-        parts, begin = [], 0
+        parts, begin = list[Examples](), 0
         for part in words["parts"]:
             source = _Unpacked(records, shape, part["dtype"])
             if source.example_bytes > records.record_bytes:
@@ -178,8 +177,10 @@ def unpack_either(head: bytes, records: RecordStore) -> Dataset | Unlabelled:
             begin += part["examples"]
         names = None if names is None else tuple(names)
         if words["format"] == _UNLABELLED:
-            train, test = parts if len(parts) == 2 else (None, *parts)
-            return Unlabelled(words["name"], train, test, words["classes"], names)
+            *first, last = parts
+            if len(first) > 1:
+                raise ValueError
+            return Unlabelled(words["name"], first[0] if first else None, last, words["classes"], names)
         train, test = parts
         usual = augmentation and _augmentation(augmentation)
         return Dataset(words["name"], train, test, words["classes"], names, normalisation, usual)

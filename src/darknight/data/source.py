@@ -107,7 +107,8 @@ class Joined:
         owners = np.searchsorted(self._ends, numbers, side="right")
         asked = np.unique(owners).tolist() or [0]
         if len(asked) == 1:
-            return self._sources[asked[0]].read(torch.from_numpy(numbers - self._begin(asked[0])))
+            only: Source = self._sources[asked[0]]
+            return only.read(torch.from_numpy(numbers - self._begin(asked[0])))
         out: Array | None = None
         for owner in asked:
             here = np.flatnonzero(owners == owner)

@@ -12,7 +12,7 @@ from darknight.errors import DataError, TrustError, UsageError
 from darknight.service.events import Events
 from darknight.service.job import Job
 from darknight.service.queue import CANCELLED, FAILED, FINISHED, RESULT, WAITING, WEIGHTS, Entry, Queue, in_words
-from darknight.service.sealed_data import open_dataset
+from darknight.service.sealed_data import open_dataset, open_either
 from darknight.service.sealed_store import newest
 from darknight.service.sessions import Sessions
 from darknight.trust.durable import sync_folder
@@ -91,7 +91,8 @@ class Answers:
         manifest = bytes.fromhex(entry.text.data)
         terms = Terms(offer=offer, job=entry.text.encode(), manifest=manifest, resume=resume, client=request.client)
         keys = JobKeys.opened(from_hex(body.get("envelope")), terms, self._sessions.key)
-        open_dataset(entry.data, keys.data, manifest=manifest)  # a wrong key is told at once
+        # A wrong key is told at once, and so are data that nothing can be trained on.
+        (open_either if entry.job.recipe is None else open_dataset)(entry.data, keys.data, manifest=manifest)
         if resume != newest(entry.folder):
             raise TrustError("the checkpoint of the receipt is not the one that is here.", check="checkpoint")
         self._queue.release(entry, keys, resume)

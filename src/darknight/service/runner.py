@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from darknight.data import Dataset, Examples, Normalisation
+from darknight.data import Dataset, Examples, Part, Unlabelled, labels_for
 from darknight.errors import DarKnightError, DataError, TrustError, UsageError
 from darknight.fleet.fleet import Fleet
 from darknight.runtime import Runtime
 from darknight.service.queue import RESULT, WEIGHTS, Entry, in_words
-from darknight.service.sealed_data import open_dataset
+from darknight.service.sealed_data import open_dataset, open_either
 from darknight.service.sealed_store import BEST, SealedStore
 from darknight.train import (
     Card,
@@ -57,13 +57,15 @@ def run_job(entry: Entry, open_fleet: Callable[[], Fleet]) -> None:
     """
     if entry.keys is None:
         raise TrustError("the job has no keys.", check="keys")
-    dataset = open_dataset(entry.data, entry.keys.data, manifest=bytes.fromhex(entry.text.data))
-    weights = _weights(entry, entry.keys)
-    with open_fleet() as fleet:
-        if entry.job.recipe is not None:
-            files = _train(entry, entry.keys, entry.job.recipe, dataset, weights, fleet)
-        elif weights is not None:
-            files = _infer(entry, dataset, weights, fleet)
+    weights, manifest = _weights(entry, entry.keys), bytes.fromhex(entry.text.data)
+    if entry.job.recipe is not None:
+        data = open_dataset(entry.data, entry.keys.data, manifest=manifest)
+        with open_fleet() as fleet:
+            files = _train(entry, entry.keys, entry.job.recipe, data, weights, fleet)
+    elif weights is not None:
+        either = open_either(entry.data, entry.keys.data, manifest=manifest)
+        with open_fleet() as fleet:
+            files = _infer(entry, either, weights, fleet)
     sealed = seal_bytes(entry.keys.derived("result"), packed(files), label=f"{entry.name} result".encode())
     with in_words(entry.folder):
         write_durably(entry.folder / RESULT, sealed)
@@ -119,7 +121,7 @@ def _train(
 
 
 def _infer(
-    entry: Entry, data: Dataset, weights: tuple[dict[str, Tensor], dict[str, Any]], fleet: Fleet
+    entry: Entry, data: Dataset | Unlabelled, weights: tuple[dict[str, Tensor], dict[str, Any]], fleet: Fleet
 ) -> dict[str, bytes]:
     card = Card.from_words(weights[1].get("card"), Path(WEIGHTS))
     if card.normalisation is None or card.shape != data.shape:
@@ -129,7 +131,7 @@ def _infer(
     model.load_state_dict(weights[0])
     rows: list[dict[str, Any]] = []
     known = right = 0
-    parts = _chosen(entry.text.part, data, card.normalisation)
+    parts = _chosen(entry.text.part, data, card)
     total = sum(map(len, parts))
     with Runtime(entry.job.scheme, fleet) as runtime, protected(model, runtime):
         reporter = _Reporter(entry, runtime)
@@ -142,16 +144,30 @@ def _infer(
                 reporter.predicted(len(rows), total)
         ledger = runtime.ledger.summary()
     # Padded by what is known beforehand: the size of the sealed result must not say which class it is.
-    summary = {"job": entry.name, "examples": len(rows), "accuracy": right / known if known else None, "ledger": ledger}
+    accuracy = {"labelled": known, "accuracy": right / known} if known else {}
+    summary = {"job": entry.name, "examples": len(rows), **accuracy, "ledger": ledger}
     longest = max((len(dumps(name)) for name in card.label_names or ()), default=_NUMBER)
-    predictions = _json({"predictions": rows}).ljust(_ROW + total * (_ROW + entry.text.top * (_ROW + longest)))
+    predictions = _json({"predictions": rows}).ljust(_ROW + total * (1 + entry.text.top) * (_ROW + longest))
     return {PREDICTIONS: predictions, SUMMARY: _json(summary)}
 
 
-def _chosen(part: str, data: Dataset, normalisation: Normalisation) -> list[Examples]:
-    """Normalised as the model learnt it, whatever these data would suggest."""
-    parts = {"train": (data.train,), "test": (data.test,), "all": (data.train, data.test)}[part]
-    return [dataclasses.replace(one, normalisation=normalisation) for one in parts if isinstance(one, Examples)]
+def _chosen(part: str, data: Dataset | Unlabelled, card: Card) -> list[Examples]:
+    """Normalised as the model learnt it, whatever these data would suggest, with its numbers for the classes."""
+    assert card.normalisation is not None
+    parts: dict[str, tuple[Part | None, ...]]
+    parts = {"train": (data.train,), "test": (data.test,), "all": (data.train, data.test)}
+    found = []
+    for one in parts[part]:
+        if isinstance(one, Examples):
+            labels = labels_for(card.label_names, one.labels, data.label_names, "the data")
+            if int(labels.max()) >= card.classes:
+                raise DataError("the data have classes that the model does not know. Use weights of a model that does.")
+            found.append(dataclasses.replace(one, labels=labels, normalisation=card.normalisation))
+    if not found:
+        raise UsageError(
+            f'part = "{part}": the data have one part, for want of labels. Leave it out: that is all of it.'
+        )
+    return found
 
 
 def _card(entry: Entry, data: Dataset) -> Card:
