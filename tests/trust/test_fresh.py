@@ -9,6 +9,28 @@ from scipy.stats import chisquare
 from darknight.trust import fresh
 from darknight.trust.fresh import fresh_order
 
+ORDERS = list(permutations(range(4)))
+DRAWS = 24_000
+
+
+def alike(draw):
+    """How likely it is that all orders of four things are drawn as often as they were, or worse."""
+    seen = [tuple(draw()) for _ in range(DRAWS)]
+    return chisquare([seen.count(order) for order in ORDERS]).pvalue
+
+
+@pytest.fixture
+def two_piles(monkeypatch):
+    """As if four were many: each goes on one of two piles, by the lowest bit of its byte."""
+    tokens = fresh.secrets.token_bytes
+
+    def bits(count):
+        return bytes(byte & 1 for byte in tokens(count)) if count == 4 else tokens(count)
+
+    monkeypatch.setattr(fresh, "_AT_ONCE", 0)
+    monkeypatch.setattr(fresh, "_PILES", 2)
+    monkeypatch.setattr(fresh.secrets, "token_bytes", bits)
+
 
 def test_an_order_has_each_number_once():
     """Also of so many that they are put on piles first; and each takes as little memory as it can."""
@@ -18,45 +40,24 @@ def test_an_order_has_each_number_once():
         assert np.array_equal(np.sort(order), np.arange(count))
 
 
-@pytest.mark.parametrize("piles", [0, 2])
-def test_all_orders_are_alike(monkeypatch, piles):
+def test_all_orders_are_alike():
     """Of four things, over many draws; and a lazy shuffle, which swaps each with any other, is noticed."""
-    orders = list(permutations(range(4)))
-    draws = 24_000
-    if piles:
-        # Two piles, by the lowest bit of the byte, which is as random as all of it.
-        monkeypatch.setattr(fresh, "_AT_ONCE", 0)
-        monkeypatch.setattr(fresh, "_PILES", piles)
-        tokens = fresh.secrets.token_bytes
-        monkeypatch.setattr(
-            fresh.secrets, "token_bytes", lambda n: bytes(byte & 1 for byte in tokens(n)) if n == 4 else tokens(n)
-        )
-    seen = [tuple(fresh_order(4).tolist()) for _ in range(draws)]
-    assert chisquare([seen.count(order) for order in orders]).pvalue > 1e-6
+    assert alike(lambda: fresh_order(4).tolist()) > 1e-6
+    generator = np.random.default_rng(0)
 
-    def lazy(generator):
+    def lazy():
         order = list(range(4))
         for at in range(4):
             other = int(generator.integers(4))
             order[at], order[other] = order[other], order[at]
-        return tuple(order)
+        return order
 
-    generator = np.random.default_rng(0)
-    seen = [lazy(generator) for _ in range(draws)]
-    assert chisquare([seen.count(order) for order in orders]).pvalue < 1e-6
+    assert alike(lazy) < 1e-6
 
 
-def test_piles_that_are_not_shuffled_are_noticed(monkeypatch):
-    """A number that is on the same pile as the one before it would always come after it."""
-
-    def neighbours(order):
-        place = np.argsort(order)
-        return float((place[1:] > place[:-1]).mean())
-
-    count = 100_000
-    chance = 6.5 / np.sqrt(count)  # once in ten thousand million runs
-    assert abs(neighbours(fresh_order(count)) - 0.5) < chance
+@pytest.mark.usefixtures("two_piles")
+def test_so_are_those_of_many(monkeypatch):
+    """And piles that are put on each other as they are would be noticed."""
+    assert alike(lambda: fresh_order(4).tolist()) > 1e-6
     monkeypatch.setattr(fresh, "_shuffled", lambda numbers: numbers)
-    monkeypatch.setattr(fresh, "_PILES", 256)
-    broken = neighbours(fresh_order(count))
-    assert abs(broken - 0.5 - 0.5 / 256) < 0.01  # so little that only what is side by side in one pile shows it
+    assert alike(lambda: fresh_order(4).tolist()) < 1e-6

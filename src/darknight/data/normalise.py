@@ -75,7 +75,7 @@ def measured(source: Source, chosen: Tensor) -> Normalisation:
     The result depends on the values alone, not on threads: bytes are summed as integers, other numbers by NumPy, which
     uses one thread, with batches combined as in Chan, Golub and LeVeque (1979). A constant channel has deviation 1.
     """
-    order = chosen if ascending(chosen) else chosen.sort().values
+    order = chosen if ascending(chosen) else torch.from_numpy(np.sort(chosen.numpy()))
     as_bytes = source.read(order[:1]).dtype == torch.uint8
     batch = max(1, (_BATCH_BYTES if as_bytes else _BATCH_FLOATS) // math.prod(source.shape))
     moments = _Moments(source.shape[0])

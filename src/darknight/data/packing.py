@@ -39,7 +39,7 @@ from darknight.errors import DataError, UsageError
 _LABELLED, _UNLABELLED = 1, 2  # formats of a head: earlier releases know the first
 _MOST_EXAMPLES = (1 << 32) - 1
 _PADDING = 4096
-_BATCH_BYTES = 1 << 19
+_BATCH_BYTES = 1 << 18
 _AT_ONCE = 1 << 16  # NumPy makes 64 bits of each number that it finds places by
 _DTYPES: dict[str, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
@@ -93,7 +93,7 @@ class Packed:
         return head
 
     def records(self) -> Iterator[Records]:
-        """All of them, half a MiB at a time, or one, each (record, byte)."""
+        """All of them, a quarter of a MiB at a time, or one, each (record, byte)."""
         together = max(1, _BATCH_BYTES // self.record_bytes)
         for begin in range(0, self.count, together):
             numbers = self._order[begin : begin + together].astype(np.int64)
