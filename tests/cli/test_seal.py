@@ -14,6 +14,7 @@ import pytest
 
 from cli.command import clean_environment, darknight
 from darknight.cli.app import run
+from data import makers
 
 
 @pytest.fixture
@@ -82,7 +83,14 @@ def test_a_set_is_sealed_and_verified(tmp_path):
             "head_bytes": (tmp_path / "sealed" / "head").stat().st_size,
             "bytes": sum(path.stat().st_size for path in (tmp_path / "sealed").iterdir()),
         },
-        "data": {"name": "digits", "shape": [1, 8, 8], "classes": 10, "train_examples": 1437, "test_examples": 360},
+        "data": {
+            "name": "digits",
+            "shape": [1, 8, 8],
+            "classes": 10,
+            "train_examples": 1437,
+            "test_examples": 360,
+            "labelled": 1797,
+        },
     }
 
 
@@ -99,6 +107,37 @@ def test_the_key_may_be_elsewhere_and_settings_have_an_effect(here, tmp_path):
     assert "no such file" in said_of(here, "sealed", "--verify").lower()
     found = here("seal", "sealed", "--verify", "--key", "keys/mine")
     assert (found.returncode, "every record opens" in found.stdout) == (0, True)
+
+
+def test_data_without_labels_are_sealed_and_verified(here, tmp_path):
+    np.savez(tmp_path / "bare.npz", x=np.zeros((31, 3, 6, 5), dtype=np.uint8))
+    done = here("seal", "bare.npz", "--out", "sealed")
+    assert done.returncode == 0, done.stderr
+    assert "31, without labels: for predictions alone" in done.stdout
+    assert "classes" not in done.stdout
+    found = here("seal", "sealed", "--verify")
+    assert (found.returncode, "every record opens" in found.stdout) == (0, True)
+    words = json.loads(here("seal", "sealed", "--verify", "--json").stdout)
+    assert words["data"] == {
+        "name": "bare.npz",
+        "shape": [3, 6, 5],
+        "classes": 0,
+        "train_examples": 0,
+        "test_examples": 31,
+        "labelled": 0,
+    }
+    assert words["seen"].keys() == {"manifest", "records", "record_bytes", "head_bytes", "bytes"}
+    assert "Leave out the test share" in said_of(here, "bare.npz", "--out", "new", "--test-share", "0.5", code=2)
+    assert not (tmp_path / "new").exists()
+
+
+def test_so_are_pictures_in_one_folder(here, tmp_path):
+    makers.pictures(tmp_path / "pets", per_class=3)
+    done = here("seal", "pets/train/cats", "--out", "sealed", "--image-size", "16", "--json")
+    assert done.returncode == 0, done.stderr
+    words = json.loads(done.stdout)
+    assert (words["data"]["test_examples"], words["data"]["labelled"]) == (3, 0)
+    assert words["seen"]["record_bytes"] == 3 * 16 * 16
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from darknight.client.seal import Destination, key_beside, seal_dataset
-from darknight.data import Dataset, read_dataset
+from darknight.data import Dataset, Unlabelled, read_either
 from darknight.trust.key_file import KeyFile, read_key_file
 from darknight.trust.sealing import Manifest
 
@@ -16,7 +16,7 @@ class Sealed:
     folder: Path
     key: Path
     manifest: Manifest
-    data: Dataset
+    data: Dataset | Unlabelled
     done: list[int]
 
     @property
@@ -25,7 +25,7 @@ class Sealed:
 
 
 def sealed(source, folder, **settings):
-    data, done = read_dataset(source, **{"seed": 0, **settings}), []
+    data, done = read_either(source, **{"seed": 0, **settings}), []
     to = Destination(folder=folder, key=key_beside(folder))
     manifest = seal_dataset(data, to, progress=done.append)
     return Sealed(folder, to.key, manifest, data, done)

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from darknight.client.job_folder import KEY, RECEIPTS, RELEASED, TEXT, Accepted
-from darknight.errors import TrustError, UsageError
+from darknight.errors import DataError, TrustError, UsageError
 from darknight.trust.release import Receipt
 from service.enclaves import opened, seal, write_data, write_job
 
@@ -104,3 +104,19 @@ def test_whom_the_user_accepted_is_remembered(home):
     found = Accepted(measurement="ab", configuration="cd", simulated=True)
     folder.accept(found)
     assert folder.accepted() == found
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+def test_a_training_on_data_without_labels_is_refused_before_anything_is_made(home):
+    seal(home, write_data(home, "bare", labelled=False), "bare-sealed")
+    job = write_job(home, output="none", sealed="bare-sealed")
+    with pytest.raises(DataError, match=r'bare-sealed: some or all of its examples have no label.*kind = "infer"'):
+        opened(job)
+    assert not (home / "none").exists()
+    (home / "weights.safetensors").write_bytes(b"any")
+    text = job.read_text().replace('"train"', '"infer"').partition("[recipe]")
+    job.write_text(text[0].replace('name = "small-cnn"', 'weights = "weights.safetensors"') + SCHEME)
+    assert opened(job).text.kind == "infer"
+
+
+SCHEME = "[scheme]\ninputs = 1\ncolluders = 1\n"

@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+from base64 import b64decode
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +69,56 @@ def test_each_sealing_has_a_key_of_its_own(tmp_path, digits):
     again = sealed("digits", tmp_path / "again")
     assert again.key_file.key.raw != digits.key_file.key.raw
     assert again.manifest.id != digits.manifest.id
+
+
+# --- without labels, and of earlier releases --------------------------------------------------------------------------
+def test_data_without_labels_are_sealed_and_looked_at(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (70, 3, 4, 5), dtype=np.uint8)
+    np.savez(tmp_path / "bare.npz", x=x)
+    made, done = sealed(str(tmp_path / "bare.npz"), tmp_path / "sealed"), []
+    data = verify_sealed(open_with(made.folder, made.key), progress=done.append)
+    assert (len(data), data.labelled, data.train, sum(done), sum(made.done)) == (70, 0, None, 70, 70)
+    assert torch.equal(data.test.examples(torch.arange(70)), torch.from_numpy(x).float() / 255)
+    path = made.folder / RECORDS
+    content = bytearray(path.read_bytes())
+    content[41 * (60 + 16)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(TrustError, match="record 41:"):
+        verify_sealed(open_with(made.folder, made.key), progress=lambda more: None)
+
+
+def test_who_stores_them_does_not_see_that_there_are_no_labels(tmp_path):
+    """The same images with labels and without: manifests that differ by their id, and files of one size."""
+    x = np.random.default_rng(0).integers(0, 256, (1500, 1, 4, 5), dtype=np.uint8)
+    np.savez(tmp_path / "bare.npz", x=x)
+    np.savez(tmp_path / "labelled.npz", x=x, y=np.arange(1500) % 3)
+    both = [sealed(str(tmp_path / f"{name}.npz"), tmp_path / name) for name in ("bare", "labelled")]
+    words = [json.loads((each.folder / MANIFEST).read_bytes()) for each in both]
+    assert words[0].pop("id") != words[1].pop("id")
+    assert words[0] == words[1]
+    sizes = [{path.name: path.stat().st_size for path in each.folder.iterdir()} for each in both]
+    assert sizes[0] == sizes[1]
+
+
+def test_a_set_of_the_first_release_opens(tmp_path):
+    """sealed_1.json was written before there were sets without labels."""
+    words = json.loads(Path(__file__).with_name("sealed_1.json").read_text())
+    (tmp_path / "sealed").mkdir()
+    for name in (MANIFEST, HEAD, RECORDS):
+        (tmp_path / "sealed" / name).write_bytes(b64decode(words[name]))
+    key = tmp_path / "sealed.key"
+    key.write_text(words["key"])
+    key.chmod(0o600)
+    data = verify_sealed(open_with(tmp_path / "sealed", key), progress=lambda more: None)
+    assert (data.name, data.shape, data.classes, data.labelled) == ("seven.npz", (1, 2, 3), 3, 7)
+    for part in (data.train, data.test):
+        first = part.source.read(part.chosen)[:, 0, 0, 0] // 30
+        assert torch.equal(part.labels, (first % 3).long())
+    x = np.arange(42, dtype=np.uint8).reshape(7, 2, 3) * 5
+    np.savez(tmp_path / "seven.npz", x=x, y=np.arange(7) % 3)
+    again = read_dataset(str(tmp_path / "seven.npz"), seed=0)
+    assert torch.equal(again.train_x, data.train_x)
+    assert torch.equal(again.test_x, data.test_x)
 
 
 # --- where it goes ----------------------------------------------------------------------------------------------------

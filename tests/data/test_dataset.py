@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from darknight.data import Dataset, Examples, Normalisation, Tensors
+from darknight.data import Dataset, Examples, Normalisation, Tensors, Unlabelled
 from darknight.data.source import InMemory
 from darknight.errors import DataError, UsageError
 
@@ -63,6 +63,34 @@ def test_a_dataset_is_frozen():
     data = Dataset("toy", part(), part(), 1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         data.classes = 3
+
+
+# --- without labels ---------------------------------------------------------------------------------------------------
+def test_examples_without_labels_are_no_dataset():
+    bare = Unlabelled("toy", None, part(label=-1), 0)
+    assert (len(bare), bare.labelled, bare.shape) == (6, 0, (1, 8, 8))
+    mixed = Unlabelled("toy", part(examples=3, label=1), part(examples=5, label=-1), 2, ("no", "yes"))
+    assert (len(mixed), mixed.labelled) == (8, 3)
+    assert Dataset("toy", part(), part(examples=4), 1).labelled == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"test": part(label=-2)}, "outside 0 to 1"),
+        ({"test": part(label=2)}, "outside 0 to 1"),
+        ({"train": part(shape=(1, 8, 9))}, "one shape"),
+        ({"train": part(examples=0)}, "at least one example"),
+        ({"test": part(shape=(8, 8))}, "test part: examples of shape"),
+        ({"label_names": ("one",)}, "1 names for 2 classes"),
+        ({"test": part(label=1)}, "every example has a label"),
+    ],
+)
+def test_malformed_examples_without_labels_are_refused(change, complaint):
+    whole = {"name": "toy", "train": part(), "test": part(label=-1), "classes": 2}
+    Unlabelled(**whole)
+    with pytest.raises(DataError, match=complaint):
+        Unlabelled(**{**whole, **change})
 
 
 @pytest.fixture(params=["tensors", "examples"])

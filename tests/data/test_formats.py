@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from darknight.data import DATASETS, Dataset, Normalisation, files, read_dataset, read_examples
+from darknight.data import DATASETS, Dataset, Normalisation, Unlabelled, files, read_dataset, read_either, read_examples
 from darknight.errors import DataError, UsageError
 from data import makers
 
@@ -193,3 +193,46 @@ def test_labels_may_be_missing(tmp_path):
 def test_examples_of_another_shape_than_the_models_are_refused(tmp_path):
     with pytest.raises(DataError, match="the model was trained on 3 channels"):
         read_examples(makers.mnist(tmp_path / "set").source, normalisation=Normalisation((0, 0, 0), (1, 1, 1)))
+
+
+# --- with labels or without -------------------------------------------------------------------------------------------
+def test_where_labels_are_there_it_is_the_dataset(made):
+    data, either = read_dataset(made.source, seed=4), read_either(made.source, seed=4)
+    assert isinstance(either, Dataset)
+    for mine, yours in ((either.train, data.train), (either.test, data.test)):
+        assert torch.equal(mine.chosen, yours.chosen)
+        assert torch.equal(mine.labels, yours.labels)
+    assert either.normalisation == data.normalisation
+
+
+def test_where_they_are_missing_it_is_all_examples_in_their_order(tmp_path):
+    x = makers.images(5, shape=(3, 8, 8))
+    path = makers.npz_of(tmp_path / "set.npz", x=x)
+    either = read_either(str(path), seed=0)
+    assert isinstance(either, Unlabelled)
+    assert (either.train, either.labelled, either.classes, either.label_names) == (None, 0, 0, None)
+    assert torch.equal(either.test.source.read(torch.arange(5)), torch.from_numpy(x))
+    assert either.test.chosen.tolist() == [0, 1, 2, 3, 4]
+    # As they are: who has the model normalises them.
+    assert torch.equal(either.test.examples(torch.arange(5)), torch.from_numpy(x).float() / 255)
+
+    made = makers.pictures(tmp_path / "pets")
+    flat = read_either(str(made.path / "val" / "cats"), seed=0, image_size=9)
+    assert (len(flat), flat.labelled, flat.shape, flat.label_names) == (2, 0, (3, 9, 9), None)
+
+
+def test_parts_keep_the_labels_that_they_have(tmp_path):
+    x = makers.images(7, shape=(3, 8, 8))
+    path = makers.npz_of(tmp_path / "set.npz", train_x=x[:4], train_y=np.array([0, 1, 2, 0]), test_x=x[4:])
+    either = read_either(str(path), seed=0)
+    assert either.train.labels.tolist() == [0, 1, 2, 0]
+    assert either.test.labels.tolist() == [-1] * 3
+    assert (either.labelled, either.classes) == (4, 3)
+
+
+def test_nothing_is_set_apart_without_labels(tmp_path):
+    path = makers.npz_of(tmp_path / "set.npz", x=makers.images(5, shape=(3, 8, 8)))
+    with pytest.raises(UsageError, match="Leave out the test share"):
+        read_either(str(path), seed=0, test_share=0.5)
+    with pytest.raises(DataError, match=r"Needs x.npy and y.npy"):
+        read_dataset(str(path), seed=0)

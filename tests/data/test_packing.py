@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from darknight.data import Augmentation, Dataset, Tensors, pack_dataset, read_dataset, unpack_dataset
+from darknight.data import (
+    Augmentation,
+    Dataset,
+    Normalisation,
+    Tensors,
+    Unlabelled,
+    pack_dataset,
+    read_dataset,
+    read_either,
+    unpack_dataset,
+    unpack_either,
+)
 from darknight.errors import DataError, UsageError
 from data import makers
 
@@ -33,7 +44,7 @@ class Store:
 
 
 def packed(data, *, seed=0):
-    order = np.random.default_rng(seed).permutation(len(data.train) + len(data.test))
+    order = np.random.default_rng(seed).permutation(len(data))
     return pack_dataset(data, order)
 
 
@@ -144,6 +155,81 @@ def test_only_what_was_read_from_files_is_packed():
         pack_dataset(Dataset("mine", part, part, 2), np.arange(8))
 
 
+# --- without labels ---------------------------------------------------------------------------------------------------
+def bare(folder, **members):
+    return read_either(str(makers.npz_of(folder / "bare.npz", **members)), seed=0)
+
+
+def without_labels(folder, kind):
+    x, y = makers.images(9, shape=(3, 5, 6)), np.arange(6) % 3
+    match kind:
+        case "one part":
+            return bare(folder, x=x)
+        case "two parts":
+            return bare(folder, train_x=x[:6], test_x=x[6:])
+        case "labels of one":
+            return bare(folder, train_x=x[:6], train_y=y, test_x=x[6:].astype(np.float32))
+        case _:
+            return read_either(str(makers.pictures(folder / "pets").path / "train" / "dogs"), seed=0, image_size=9)
+
+
+@pytest.mark.parametrize("kind", ["one part", "two parts", "labels of one", "pictures"])
+def test_what_has_no_labels_comes_back_and_is_not_trained_on(tmp_path, kind):
+    data = without_labels(tmp_path, kind)
+    made = packed(data)
+    head, store = bytes(made.head), Store(np.concatenate(list(made.records())))
+    again = unpack_either(head, store)
+    assert isinstance(again, Unlabelled)
+    assert (again.name, again.shape, again.classes, again.label_names, again.labelled) == (
+        data.name,
+        data.shape,
+        data.classes,
+        data.label_names,
+        data.labelled,
+    )
+    assert (again.train is None) == (data.train is None) == (kind in ("one part", "pictures"))
+    for mine, yours in ((again.train, data.train), (again.test, data.test)):
+        if mine is not None:
+            everything = torch.arange(len(yours)).flip(0)
+            assert torch.equal(mine.labels, yours.labels)
+            assert same_bits(mine.examples(everything), yours.examples(everything))
+            like_a_model = Normalisation((0.5,) * 3, (0.2,) * 3)
+            assert same_bits(
+                replace(mine, normalisation=like_a_model).examples(everything),
+                replace(yours, normalisation=like_a_model).examples(everything),
+            )
+    with pytest.raises(DataError, match=r'memory: some or all .* no label.*Seal the data with labels.*kind = "infer"'):
+        unpack_dataset(head, store)
+
+
+def test_the_size_of_a_head_does_not_show_whether_there_are_labels(tmp_path):
+    x = makers.images(2000, shape=(1, 5, 6))
+    with_labels = read_dataset(str(makers.npz_of(tmp_path / "set.npz", x=x, y=np.arange(2000) % 3)), seed=0)
+    sizes = [(len(made.head), made.record_bytes) for made in (packed(with_labels), packed(bare(tmp_path, x=x)))]
+    assert sizes[0] == sizes[1]
+    assert sizes[0][0] > 8 * 2000  # and labels that were left out would show: they are two of the pages of this head
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 1},
+        {"format": 3},
+        {"classes": -1},
+        {"classes": None},
+        {"parts": []},
+        {"parts": [{"examples": 9, "dtype": "uint8"}, {"examples": 0, "dtype": "uint8"}]},
+        {"parts": [{"examples": 3, "dtype": "uint8"}] * 3},
+    ],
+)
+def test_a_head_that_says_something_else_of_them_is_refused(tmp_path, changes):
+    made = packed(without_labels(tmp_path, "one part"))
+    head, store = bytes(made.head), Store(np.concatenate(list(made.records())))
+    unpack_either(with_words(head), store)
+    with pytest.raises(DataError):
+        unpack_either(with_words(head, **changes), store)
+
+
 # --- heads that do not fit --------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def digits():
@@ -158,7 +244,8 @@ def words_of(head):
 def with_words(head, **changes):
     begin = 8 + int.from_bytes(head[:8], "big")
     text = json.dumps({**words_of(head), **changes}).encode()
-    new = len(text).to_bytes(8, "big") + text + head[begin : begin + 8 * 1797]
+    count = sum(part["examples"] for part in words_of(head)["parts"])
+    new = len(text).to_bytes(8, "big") + text + head[begin : begin + 8 * count]
     return new + bytes(-len(new) % 4096)
 
 

@@ -59,3 +59,11 @@ def test_shares_that_are_none_are_refused(share):
 def test_something_must_be_left_for_training():
     with pytest.raises(DataError, match="toy: 1 examples"):
         size_of_test(1, 0.5, "toy")
+
+
+@pytest.mark.parametrize("together", [1, 7, 64])
+def test_how_many_are_looked_at_together_changes_nothing(monkeypatch, together):
+    labels = torch.randint(0, 9, (400,), generator=torch.Generator().manual_seed(0)) ** 2 // 5
+    expected = stratified_split(labels, 131, seed=6)
+    monkeypatch.setattr("darknight.data.split._AT_ONCE", together)
+    assert all(torch.equal(*pair) for pair in zip(stratified_split(labels, 131, seed=6), expected, strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 from darknight.client.job_file import read_job_file
 from darknight.client.job_folder import JobFolder
 from darknight.client.jobs import Place
-from darknight.data import pack_dataset, read_dataset
+from darknight.data import pack_dataset, read_either
 from darknight.trust.fresh import fresh_order
 from darknight.trust.key_file import DataKey, KeyFile, write_key_file
 from darknight.trust.policy import read_policy
@@ -26,20 +26,20 @@ OPERATORS = ("north", "south", "west")
 EXAMPLES, SIDE, CLASSES = 44, 6, 3
 
 
-def write_data(folder: Path, name: str = "data", *, seed: int = 0) -> Path:
+def write_data(folder: Path, name: str = "data", *, seed: int = 0, labelled: bool = True) -> Path:
     """Images that a small network can tell apart: a bright stripe whose place is the class, in noise."""
     generator = np.random.default_rng(seed)
     labels = np.arange(EXAMPLES) % CLASSES
     images = generator.integers(0, 90, (EXAMPLES, 1, SIDE, SIDE), dtype=np.uint8)
     images[np.arange(EXAMPLES), 0, 2 * labels] += 150
     path = folder / f"{name}.npz"
-    np.savez(path, x=images, y=labels)
+    np.savez(path, x=images, **({"y": labels} if labelled else {}))
     return path
 
 
 def seal(folder: Path, source: Path, name: str = "sealed") -> Path:
-    data = read_dataset(str(source), seed=0)
-    packed = pack_dataset(data, fresh_order(len(data.train) + len(data.test)))
+    data = read_either(str(source), seed=0)
+    packed = pack_dataset(data, fresh_order(len(data)))
     (folder / name).mkdir()
     key = DataKey.fresh()
     manifest = write_sealed(
