@@ -344,6 +344,19 @@ def test_a_wrong_data_key_is_told_at_once(home):
         assert caught.value.check == "head"
 
 
+def test_a_training_on_data_without_labels_is_refused_before_it_is_queued(home, monkeypatch):
+    """By the enclave itself, where the client did not look."""
+    seal(home, write_data(home, "bare", labelled=False), "sealed-bare")
+    monkeypatch.setattr("darknight.client.job_folder._check_labels", lambda *anything: None)
+    with open_office(home) as office:
+        folder, conversation = brought(home, office, write_job(home, output="bare", sealed="sealed-bare"))
+        with conversation:
+            with pytest.raises(ServiceError, match=r'no label.*Seal the data with labels.*kind = "infer"'):
+                conversation.release(folder.text, folder.keys, None)
+            assert conversation.ask(STATUS, job=folder.text.name)["state"] == WAITING
+        assert office.queue.next(timeout=0) is None
+
+
 # --- sealed records --------------------------------------------------------------------------------------------------
 def records_of(home):
     path = home / "sealed" / RECORDS
