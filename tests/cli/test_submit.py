@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cli.command import darknight
-from service.enclaves import running_enclave, workplace, write_job, write_policy
+from service.enclaves import running_enclave, workplace, write_data, write_job, write_policy
 
 FOUND = ["best.safetensors", "model.safetensors", "summary.json"]
 
@@ -92,6 +92,65 @@ def test_a_model_that_the_client_describes_starts_from_its_weights_and_predicts(
         *("infer", "--checkpoint", "again/model.safetensors", "--data", "data.npz", "--output", "all.json"), cwd=folder
     )
     assert local.returncode == 0, local.stderr
+
+
+PREDICT = """
+kind = "infer"
+output = "unlabelled"
+policy = "policy.toml"
+
+[data]
+sealed = "{sealed}"
+key = "{sealed}.key"
+
+[model]
+weights = "known/model.safetensors"
+
+[scheme]
+inputs = 2
+colluders = 1
+"""
+
+
+def test_data_without_labels_from_their_sealing_to_predictions(work):
+    """What `darknight infer` predicts on the same file; a training on it is refused before the enclave is asked."""
+    folder, address = work
+    trained = darknight("submit", str(write_job(folder, output="known")), "--to", address, "--yes", cwd=folder)
+    assert trained.returncode == 0, trained.stderr
+    write_data(folder, "bare", seed=2, labelled=False)
+    assert darknight("seal", "bare.npz", "--out", "bare.sealed", cwd=folder).returncode == 0
+
+    refused = write_job(folder, output="untrained", sealed="bare.sealed")
+    done = darknight("submit", str(refused), "--to", "127.0.0.1:1", "--yes", cwd=folder)
+    assert done.returncode == 1
+    assert "bare.sealed: some or all of its examples have no label" in done.stderr
+    assert (
+        'Seal the data with labels (an npz with y, a folder of pictures for each class), or predict: kind = "infer"'
+        in (" ".join(done.stderr.split()))
+    )
+    assert "Traceback" not in done.stderr
+    assert not (folder / "untrained").exists()
+
+    job = folder / "unlabelled.toml"
+    job.write_text(PREDICT.format(sealed="bare.sealed"))
+    done = darknight("submit", str(job), "--to", address, "--yes", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" not in done.stderr
+    assert "44 of 44 examples" in done.stderr
+    (folder / "unlabelled" / "predictions.json").unlink()
+    assert darknight("submit", "fetch", str(job), "--to", address, cwd=folder).returncode == 0
+    rows = json.loads((folder / "unlabelled" / "predictions.json").read_text())["predictions"]
+    summary = json.loads((folder / "unlabelled" / "summary.json").read_text())
+    assert (len(rows), summary["examples"], "accuracy" in summary) == (44, 44, False)
+    assert {row["label"] for row in rows} == {None}
+    local = darknight(
+        *("infer", "--checkpoint", "known/model.safetensors", "--data", "bare.npz", "--output", "bare.json"),
+        *("--inputs", "2"),
+        cwd=folder,
+    )
+    assert local.returncode == 0, local.stderr
+    expected = json.loads((folder / "bare.json").read_text())["predictions"]
+    assert [row["classes"] for row in rows] == [row["classes"] for row in expected]
 
 
 def test_nobody_is_asked_without_a_terminal(work):
