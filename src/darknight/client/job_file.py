@@ -11,7 +11,7 @@
     [data]
     sealed = "digits.sealed"          # folder that `darknight seal` made
     key = "digits.sealed.key"
-    part = "test"                     # for infer: train, test or all
+    part = "test"                     # for infer: train, test or all; of data without labels, test is all of it
 
     [model]
     name = "small-cnn"                # or layers = [...], a description

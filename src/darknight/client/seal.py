@@ -6,7 +6,8 @@ overwritten (contract tests: tests/client/test_crashes.py). Neither data nor lab
 clear (contract test: tests/client/test_nothing_in_the_clear.py). The order of the records is drawn afresh: where one is
 says nothing about its class or its file (contract test: tests/client/test_seal.py). However large the set is, a few MiB
 of it are in memory, where the format can be read like that (contract test: tests/client/test_memory.py).
-Leaks: how many examples there are and how large one is, and up to 4 KiB the size of all names together.
+Leaks: how many examples there are and how large one is, and up to 4 KiB the size of all names together. Whether they
+have labels is not among it (contract test: tests/client/test_seal.py).
 """
 
 from __future__ import annotations
