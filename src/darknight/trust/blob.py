@@ -40,19 +40,22 @@ def sealed_size(size: int) -> int:
 
 
 def seal_bytes(key: DataKey, data: Bytes, *, label: bytes) -> bytes:
-    return b"".join(sealed_pieces(key, data, label=label))
+    return b"".join(map(bytes, sealed_pieces(key, data, label=label)))
 
 
-def sealed_pieces(key: DataKey, data: Bytes, *, label: bytes) -> Iterator[bytes]:
-    """What `seal_bytes` gives, a piece at a time."""
+def sealed_pieces(key: DataKey, data: Bytes, *, label: bytes) -> Iterator[Bytes]:
+    """What `seal_bytes` gives, a piece at a time. Each is overwritten by the next."""
     plain = memoryview(data).cast("B")
     salt = fresh_nonce()
     cipher = cipher_for(key, salt=salt, info=_info(label))
     yield _MAGIC + salt
     chunks = _chunks(len(plain))
+    buffer = memoryview(bytearray(min(len(plain), _CHUNK) + TAG_BYTES))
     for index in range(chunks):
         chunk = plain[index * _CHUNK : (index + 1) * _CHUNK]
-        yield cipher.encrypt(nonce_of(index), chunk, _associated(index, chunks))
+        sealed = buffer[: len(chunk) + TAG_BYTES]
+        cipher.encrypt_into(nonce_of(index), chunk, _associated(index, chunks), sealed)
+        yield sealed
 
 
 def open_bytes(key: DataKey, sealed: Bytes, *, label: bytes) -> bytes:

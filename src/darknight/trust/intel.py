@@ -2,16 +2,16 @@
 
 The library's plain `verify` returns OutOfDate instead of raising, and takes whatever follows behind a quote. So the
 quote is cut to its length, its TCB status is looked at here, and its root, its facts and its dates are compared with
-what the library says that it verified.
+what the library says that it verified. It is loaded when there is something to judge: most commands never do, and it
+takes 2 MB.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dcap_qvl
 from cryptography import x509
 
 from darknight.errors import TrustError
@@ -19,6 +19,9 @@ from darknight.trust.certificates import MALFORMED
 from darknight.trust.evidence import Evidence
 from darknight.trust.findings import Finding, Judged, fails, holds
 from darknight.trust.quote import SGX, Facts
+
+if TYPE_CHECKING:
+    import dcap_qvl
 
 # SHA-384 of the public key (uncompressed point) of the Intel SGX Root CA.
 INTEL_ROOT = bytes.fromhex(
@@ -44,6 +47,8 @@ def judge_intel(
     if evidence.collateral is None:
         words = "no collateral was given, and without it an Intel quote cannot be judged. Fetch it from Intel's PCS."
         return Judged(findings=(fails("collateral", words),))
+    import dcap_qvl
+
     collateral = read_collateral(evidence.collateral)
     raw, verifier = evidence.quote[: facts.size], dcap_qvl.QuoteVerifier(simulated_root)
     try:
@@ -71,6 +76,8 @@ def judge_intel(
 
 def read_collateral(content: bytes) -> dcap_qvl.QuoteCollateralV3:
     """Raises TrustError (check "format") if it is not Intel's collateral as JSON."""
+    import dcap_qvl
+
     try:
         return dcap_qvl.QuoteCollateralV3.from_json(content.decode())
     except ValueError:
@@ -150,6 +157,8 @@ def _status(
     """The strict policy: UpToDate, or a status that the client allows by name."""
     if status != UP_TO_DATE and status not in allow_status:
         return fails("tcb", f"the TCB status is {status}; needed is UpToDate, or a status that you allow by name.")
+    import dcap_qvl
+
     policy = dcap_qvl.QuotePolicy.strict(now).allow_dynamic_platform(True).allow_cached_keys(True).allow_smt(True)
     for name in allow_status:
         policy = policy.allow_status(name)
@@ -164,6 +173,8 @@ def _status(
 
 def _hint(raw: bytes, simulated_root: bytes | None) -> str:
     """Somebody who tries the software platform forgets its root more often than anything else."""
+    import dcap_qvl
+
     try:
         chain = x509.load_pem_x509_certificates(dcap_qvl.parse_quote(raw).cert_chain_pem_bytes() or b"")
         names = " ".join(each.subject.rfc4514_string() for each in chain)

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
-from dcap_qvl import QuoteCollateralV3
 
 from darknight.errors import UsageError
 from darknight.trust.fresh import fresh_nonce
@@ -66,6 +65,8 @@ class Authority(Secret):
 
     def collateral(self, *, tcb_info: str, qe_identity: str, span: Span, revoked: Collection[str] = ()) -> bytes:
         """Intel's JSON: both statements signed, and the revocation lists. revoked: PCK, PROCESSOR, SIGNING."""
+        from dcap_qvl import QuoteCollateralV3
+
         issuers = _pem(self._certificate(SIGNING, ROOT, span), self._root).decode()
         key = self._keys[SIGNING]
         collateral = QuoteCollateralV3(
