@@ -12,7 +12,7 @@ from cli.command import clean_environment
 
 LIMIT = 300e6  # bytes that are resident at most, of the whole process: Python, PyTorch and all
 GROWTH = 40e6  # of these for the sealing itself; the rest is there before it begins
-SIDE = 224  # of colour images: 150 kB each
+SIDE, SMALL = 224, 32  # of colour images: 150 kB each, and 3 kB
 
 # What the kernel says of the process itself: ru_maxrss would begin with the memory of whoever started it.
 RUN = textwrap.dedent(
@@ -44,13 +44,12 @@ WHOLE = LIBRARY.replace(
 )
 
 
-def make_npz(path, images):
+def make_npz(path, images, *, side=SIDE, labelled=True):
     """As large as wanted, without ever being in memory: the same block of noise again and again."""
-    block = np.random.default_rng(0).integers(0, 256, (20, SIDE, SIDE, 3), dtype=np.uint8).tobytes()
-    members = (
-        ("x", f"({images}, {SIDE}, {SIDE}, 3)", block, images // 20),
-        ("y", f"({images},)", b"\0\1" * 10, images // 20),
-    )
+    block = np.random.default_rng(0).integers(0, 256, (20, side, side, 3), dtype=np.uint8).tobytes()
+    members = [("x", f"({images}, {side}, {side}, 3)", block, images // 20)]
+    if labelled:
+        members.append(("y", f"({images},)", b"\0\1" * 10, images // 20))
     with zipfile.ZipFile(path, "w") as archive:
         for name, shape, content, times in members:
             text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()

@@ -75,7 +75,16 @@ def test_the_other_policy_got_nothing(walk):
     (refused,) = (folder / "refused.txt").read_text().strip().splitlines()
     assert refused.startswith("darknight: error: the evidence is refused. measurement:")
     assert not list((folder / "refused").glob("*.safetensors"))
-    assert len(list((folder / "queue" / "jobs").iterdir())) == 1  # the one that was accepted
+    assert len(list((folder / "queue" / "jobs").iterdir())) == 2  # the two that were accepted
+
+
+def test_data_without_labels_were_predicted_with_and_not_trained_on(walk):
+    _, folder = walk
+    assert len(json.loads((folder / "predicted" / "predictions.json").read_text())["predictions"]) == 20
+    assert "accuracy" not in json.loads((folder / "predicted" / "summary.json").read_text())
+    (refused,) = (folder / "untrained.txt").read_text().strip().splitlines()
+    assert "new.sealed: some or all of its examples have no label" in refused
+    assert not (folder / "untrained").exists()
 
 
 # --- policies --------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class Unlabelled:
     @property
     def labelled(self) -> int:
         """How many have a label all the same."""
-        return sum(int((part.labels != UNKNOWN).sum()) for part, _ in self._parts)
+        return sum(int((part.labels.numpy() != UNKNOWN).sum()) for part, _ in self._parts)
 
     def __len__(self) -> int:
         return sum(len(part) for part, _ in self._parts)

@@ -127,7 +127,7 @@ def _dataset(found: Found, seed: int, test_share: float | None) -> Dataset:
     test, chosen_test = found.test, None
     if test is None:
         count = size_of_test(len(labels), test_share, found.name)
-        chosen, chosen_test = stratified_split(labels, count, seed=seed)
+        chosen, chosen_test = (narrowed(each.numpy()) for each in stratified_split(labels, count, seed=seed))
         test = found.train
     normalisation = found.normalisation or measured(found.train.source, chosen)
     return Dataset(
@@ -180,12 +180,12 @@ def _part(part: Labelled, chosen: Tensor | None, normalisation: Normalisation) -
     if chosen is None:
         chosen = _all_of(part)
     everything = len(chosen) == len(part.labels) and ascending(chosen)
-    labels = part.labels if everything else part.labels[chosen]
-    return Examples(part.source, narrowed(chosen.numpy()), labels, normalisation)
+    labels = part.labels if everything else torch.from_numpy(part.labels.numpy()[chosen.numpy()])
+    return Examples(part.source, chosen, labels, normalisation)
 
 
 def _all_of(part: Labelled) -> Tensor:
-    return torch.from_numpy(np.arange(len(part.labels)))
+    return torch.from_numpy(np.arange(len(part.labels), dtype=np.int32 if len(part.labels) < 1 << 31 else np.int64))
 
 
 def _found(source: str, image_size: int | None, *, labelled: bool) -> Found:

@@ -76,7 +76,7 @@ def measured(source: Source, chosen: Tensor) -> Normalisation:
     uses one thread, with batches combined as in Chan, Golub and LeVeque (1979). A constant channel has deviation 1.
     """
     order = chosen if ascending(chosen) else torch.from_numpy(np.sort(chosen.numpy()))
-    as_bytes = source.read(order[:1]).dtype == torch.uint8
+    as_bytes = source.read(order[:1].to(torch.int64)).dtype == torch.uint8
     batch = max(1, (_BATCH_BYTES if as_bytes else _BATCH_FLOATS) // math.prod(source.shape))
     moments = _Moments(source.shape[0])
     for indices in torch.split(order, batch):
@@ -95,7 +95,7 @@ def measured(source: Source, chosen: Tensor) -> Normalisation:
 
 def _pixels(source: Source, indices: Tensor) -> NDArray[Any]:
     """(example, channel, pixel)."""
-    return source.read(indices).numpy().reshape(len(indices), source.shape[0], -1)
+    return source.read(indices.to(torch.int64)).numpy().reshape(len(indices), source.shape[0], -1)
 
 
 def ascending(numbers: Tensor) -> bool:

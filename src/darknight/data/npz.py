@@ -103,7 +103,7 @@ def _read_part(
 ) -> Labelled:
     source = _examples(archive, file, examples)
     if labels is None:
-        return Labelled(source, torch.full((len(source),), UNKNOWN, dtype=torch.int64))
+        return Labelled(source, torch.tensor(UNKNOWN).expand(len(source)))  # one number, however many they are
     place = f"{file}, {labels.filename!a}"
     values = _labels(archive, file, labels)
     if values.shape not in ((len(source),), (len(source), 1)) or values.dtype.kind not in "iu":
