@@ -44,7 +44,7 @@ _ROLES = {
     "labels": ("y", "labels", "targets", "target"),
 }
 _CHANNELS = (1, 3, 4)
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _LOCAL_HEADER = 30
 _REMEDY = "Save it with numpy.savez, uncompressed and in C order: then it is read from disk."
 
