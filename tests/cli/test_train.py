@@ -254,15 +254,18 @@ def test_a_budget_stops_it_before_the_step_that_would_exceed_it_and_a_larger_one
     assert leakage["paper"]["theorem"] == 1
 
 
-def test_an_interrupt_while_it_starts_ends_with_130(tmp_path):
+@pytest.mark.parametrize("loaded", ["darknight.cli.app", "darknight.cli.train", "darknight.runtime"])
+def test_an_interrupt_while_it_starts_ends_with_130(tmp_path, loaded):
     """Ctrl-C while torch is being loaded: here the import of our own module stands for that."""
     script = (
         "import sys\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'darknight.cli.app': raise KeyboardInterrupt\n"
+        f"        if name == {loaded!r}: raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupted())\n"
-        "import darknight.cli\n"
+        "sys.argv = ['darknight', 'train']\n"
+        "from darknight.cli import main\n"
+        "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")

@@ -4,19 +4,21 @@ import os
 import re
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cli.command import darknight, refused
+from cli.command import clean_environment, darknight, refused
 from darknight.cli import training, worker
-from darknight.cli.app import app, run
+from darknight.cli.app import COMMANDS as LOADERS
+from darknight.cli.app import run
 from darknight.data import DATASETS
 from darknight.errors import FleetError
 from darknight.models import MODELS
 from darknight.wire.identity import WORKER, Identity
 
-COMMANDS = sorted(command.name for command in (*app.registered_commands, *app.registered_groups))
+COMMANDS = sorted(LOADERS)
 
 
 @pytest.fixture
@@ -205,3 +207,18 @@ def test_fingerprints_are_shown_as_they_are():
     made = [call for path in files for call in re.findall(r"\bConsole\(([^)]*)\)", path.read_text())]
     assert len(made) > 5
     assert all("emoji=False" in call for call in made)
+
+
+def test_a_command_loads_what_it_needs_and_no_other_command():
+    script = (
+        "import sys\n"
+        "from darknight.cli.app import run\n"
+        "run(['verify', 'missing'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('darknight.cli.')))\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, text=True)
+    modules, torch = done.stdout.splitlines()[-2:]
+    assert "'darknight.cli.verify'" in modules
+    assert "'darknight.cli.train'" not in modules
+    assert torch == "False"

@@ -29,7 +29,7 @@ RUN = textwrap.dedent(
     """
 )
 COMMAND = RUN.format(
-    load="from darknight.cli.app import run",
+    load="from darknight.cli.app import run; import darknight.cli.seal",
     do="assert run(['seal', sys.argv[1], '--out', sys.argv[2], '--json']) == 0, 'failed'",
 )
 LIBRARY = RUN.format(

@@ -3,49 +3,59 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
 from darknight import __version__
-from darknight.cli.audit import audit
-from darknight.cli.bench import bench
-from darknight.cli.enclave import enclave
-from darknight.cli.fleet import fleet
-from darknight.cli.infer import infer
-from darknight.cli.models import models
-from darknight.cli.plan import plan
-from darknight.cli.seal import seal
 from darknight.cli.settings_file import Kind, read_settings_file
-from darknight.cli.submit import submit_command
-from darknight.cli.train import train
-from darknight.cli.verify import verify
-from darknight.cli.worker import WORKER_CONTEXT, WORKER_OPTIONS, worker
 from darknight.errors import DarKnightError, SchemeError, UsageError
-from darknight.runtime import keep_memory
 
+# Each is loaded when it is asked for: what the others need takes seconds and tens of megabytes.
+COMMANDS: Mapping[str, Callable[[], Any]] = {
+    "train": lambda: import_module("darknight.cli.train").train,
+    "infer": lambda: import_module("darknight.cli.infer").infer,
+    "models": lambda: import_module("darknight.cli.models").models,
+    "plan": lambda: import_module("darknight.cli.plan").plan,
+    "audit": lambda: import_module("darknight.cli.audit").audit,
+    "seal": lambda: import_module("darknight.cli.seal").seal,
+    "enclave": lambda: import_module("darknight.cli.enclave").enclave,
+    "submit": lambda: import_module("darknight.cli.submit").submit_command,
+    "verify": lambda: import_module("darknight.cli.verify").verify,
+    "bench": lambda: import_module("darknight.cli.bench").bench,
+    "worker": lambda: import_module("darknight.cli.worker").worker,
+    "fleet": lambda: import_module("darknight.cli.fleet").fleet,
+}
 _STEADY = {"train", "infer", "enclave", "bench"}  # whose steps are alike; others give back what they do not need
+# Everything after the command belongs to the worker's own reader of flags, its --help included.
+_WORKER_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DARKNIGHT"},
-)
-app.command("train")(train)
-app.command("infer")(infer)
-app.command("models")(models)
-app.command("plan")(plan)
-app.command("audit")(audit)
-app.command("seal")(seal)
-app.command("enclave")(enclave)
-app.command("submit")(submit_command)
-app.command("verify")(verify)
-app.command("bench")(bench)
-app.command("worker", context_settings=WORKER_CONTEXT, add_help_option=False)(worker)
-app.add_typer(fleet, name="fleet")
+
+def _app(arguments: list[str]) -> typer.Typer:
+    """With the command that is asked for; with all of them if it is none, for the help and for what was meant."""
+    wanted = next((each for each in arguments if not each.startswith("-")), "")
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DARKNIGHT"},
+    )
+    app.callback()(darknight)
+    if not wanted and "--version" in arguments:
+        wanted = "verify"  # one that needs little
+    for name in (wanted,) if wanted in COMMANDS else COMMANDS:
+        command = COMMANDS[name]()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        elif name == "worker":
+            app.command(name, context_settings=_WORKER_CONTEXT, add_help_option=False)(command)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,7 +64,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def darknight(
     context: typer.Context,
     version: Annotated[
@@ -67,7 +76,9 @@ def darknight(
     Settings come from flags, then from variables such as DARKNIGHT_TRAIN_EPOCHS, then from darknight.toml in the
     current directory: a table for each command, such as [train], [worker] or [fleet.check].
     """
-    known = {**_options_of(context.command), "worker": WORKER_OPTIONS}
+    known: dict[str, Any] = {**{name: {} for name in COMMANDS}, **_options_of(context.command)}
+    if context.invoked_subcommand == "worker":
+        known["worker"] = import_module("darknight.cli.worker").WORKER_OPTIONS
     try:
         context.default_map = read_settings_file("darknight.toml", known, context.invoked_subcommand)
     except UsageError:
@@ -92,7 +103,7 @@ def _kind_of(option: Any) -> Kind:
 def run(arguments: list[str]) -> int:
     """Run the command and return its exit code. Errors become one line; only a bug still shows a traceback."""
     try:
-        command, asks_for_help = typer.main.get_command(app), not {"-h", "--help"}.isdisjoint(arguments)
+        command, asks_for_help = typer.main.get_command(_app(arguments)), not {"-h", "--help"}.isdisjoint(arguments)
         code = command.main(arguments, prog_name="darknight", standalone_mode=False, obj=asks_for_help)
         return code if isinstance(code, int) else 0
     except TyperException as error:
@@ -113,6 +124,9 @@ def _complain(message: str, code: int) -> int:
 
 def main() -> None:
     """The entry point of the installed script."""
-    if _STEADY.intersection(sys.argv[1:2]):
-        keep_memory()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        if _STEADY.intersection(sys.argv[1:2]):
+            import_module("darknight.runtime").keep_memory()
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # loading torch takes seconds
+        sys.exit(130)

@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 
-from darknight.train import Epoch, Progress
+if TYPE_CHECKING:  # commands that train nothing need not load what trains
+    from darknight.train import Epoch, Progress
 
 
 class Display(ABC):

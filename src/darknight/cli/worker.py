@@ -11,8 +11,6 @@ from darknight.cli.settings_file import Kind
 from darknight.worker.options import Options
 from darknight.worker.program import main
 
-# Everything after the command belongs to the worker's own reader of flags, its --help included.
-WORKER_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 WORKER_OPTIONS = {
     option.name.replace("_", "-"): Kind.TEXTS if option.name == "allow_enclave" else Kind.VALUE
     for option in fields(Options)
