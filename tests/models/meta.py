@@ -17,3 +17,12 @@ def on_meta(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 def bilinear(model: nn.Module) -> set[str]:
     return {name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)}
+
+
+def depthwise(model: nn.Module) -> set[str]:
+    """Convolutions with one input channel in each group."""
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d) and module.groups > 1 and module.weight.shape[1] == 1
+    }

@@ -14,6 +14,12 @@ from fleet.threads import thread_fleet
 SCHEME = dk.Scheme(inputs=2, colluders=1)
 TOLERANCE = 0.02
 
+
+def everything(name: str, module: nn.Module) -> bool:
+    """For protect_'s where: nothing stays in the enclave for being cheap there."""
+    return True
+
+
 Script = Callable[[Any], Iterable[Any]]
 
 

@@ -21,12 +21,14 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from darknight.errors import OpError, ProtectError
 from darknight.nn.modules import computes_as_known, kind_of, op_of
-from darknight.nn.public import full_name, public_weight, selected_parameters
+from darknight.nn.places import cheaper_at_home
+from darknight.nn.public import full_name, label_of, public_weight, selected_parameters
 from darknight.nn.report import ENCLAVE, MASKED, Report, Row
 from darknight.nn.watch import Protection
+from darknight.ops.cost import Rates
 from darknight.runtime import Runtime
 
-Where = Callable[[str, nn.Module], bool]
+Where = Callable[[str, nn.Module], bool | None]
 
 _MARK = "_darknight"
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
@@ -54,16 +56,25 @@ def protect_(
     *,
     where: Where | None = None,
     bounds: Mapping[str, float] | None = None,
+    example: object = None,
+    rates: Rates | None = None,
 ) -> Report:
     """Protects `model` in place and returns the report of what is masked, and what stays in the enclave and why.
 
-    where: `where(name, module) -> bool` selects the layers, and the owners of matrices that other code multiplies with;
-    all by default. It is asked now, once for each. bounds: `{name: C1}` declares the largest magnitude of a layer's
-    input, for Real arithmetic; a field has no use for it.
+    where: `where(name, module)` says of a layer, or of the owner of a matrix that other code multiplies with, whether
+    it is masked (True), stays in the enclave (False), or goes where it is cheaper (None, and the default). It is asked
+    now, once for each. bounds: `{name: C1}` declares the largest magnitude of a layer's input, for Real arithmetic; a
+    field has no use for it. A layer that stays is computed by torch, in floats.
+
+    What is cheaper is decided by structure: depthwise convolutions stay, on every machine. With `example`, a batch or a
+    tuple of arguments as the model is called with, it is decided layer by layer from what the enclave's processor needs
+    for such batches; only shapes matter. rates: of this machine, measured once (in less than a second) if None. Such
+    places are part of the runtime's state, and a state that is loaded decides instead.
 
     Guarantees: state_dict keys, parameter objects, isinstance, hooks and flags stay as they are; a failing call leaves
         the model as it was; no product whose weight is not a parameter of the model is ever sent (contract tests:
-        tests/nn/test_protect.py, tests/nn/test_failures.py, tests/nn/test_stays_home.py).
+        tests/nn/test_protect.py, tests/nn/test_failures.py, tests/nn/test_stays_home.py); no layer is masked because
+        that is cheaper that `where` keeps (tests/nn/test_places.py).
     Assumes: parameters hold no private data: workers see them.
     Leaks: which layers there are, their shapes and their weights.
     """
@@ -77,19 +88,23 @@ def protect_(
         raise ProtectError("the runtime is closed. Make another one.")
     modules = _modules(model)
     _refuse(modules)
-    home = frozenset(
-        path for path, module in modules.items() if where and _has_matrix(module) and not where(path, module)
-    )
+    asked = {path: where(path, module) for path, module in modules.items() if where and _has_matrix(module)}
+    home = frozenset(path for path, answer in asked.items() if answer is not None and not answer)
+    free = frozenset(path for path in modules if asked.get(path) is None)
     selected = selected_parameters(dict(model.named_modules()), home)
     plan = {path: _plan(path, module, home, selected) for path, module in modules.items()}
+    masked = {path: modules[path] for path, row in plan.items() if row is not None and row.where == MASKED}
+    stays = cheaper_at_home(model, {path: masked[path] for path in masked if path in free}, runtime, example, rates)
+    for path, why in stays.items():
+        plan[path] = Row(path, type(modules[path]).__name__, ENCLAVE, why, whole=True)
     declared = _checked_bounds(bounds or {}, plan)
     report = Report([row for row in plan.values() if row is not None], caution=runtime.caution)
-    protection = Protection(runtime, report, selected, declared)
+    sent = {label_of(path, name) for path, answer in asked.items() if answer for name in modules[path]._parameters}
+    protection = Protection(runtime, report, selected, declared, sent)
     try:
         for path, module in modules.items():
-            row = plan[path]
-            if row is not None and row.where == MASKED:
-                protection.layer(path)
+            if path in masked:
+                protection.layer(path, type(module).__name__, stays.get(path, ""), free=path in free)
                 _bind(protection, path, module, _masked_forward(type(module).forward))
             elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
                 _bind(protection, path, module, _watched_forward(vars(module).get("forward", type(module).forward)))
@@ -227,6 +242,9 @@ def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         weight = public_weight(self) if computes_as_known(self) else None
         if weight is None:  # somebody put another tensor in its place, or another way to compute
             with protection.watching(binding.path, self):
+                return type(self).forward(self, input, *args, **kwargs)
+        if why := protection.reason(binding.path):
+            with protection.watching(binding.path, self), protection.staying(why):
                 return type(self).forward(self, input, *args, **kwargs)
         op = op_of(self, _output_padding(self, input, *args, **kwargs))
         return protection.product(binding.path, type(self).__name__, op, input, weight, self.bias)

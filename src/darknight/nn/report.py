@@ -59,6 +59,13 @@ class Report:
         row.calls += 1
         row.flops = (row.flops or 0) + flops
 
+    def move(self, name: str, kind: str, where: str, why: str) -> None:
+        """A layer's place was changed, by a state that was loaded. What it did so far stays in its row."""
+        for row in self.rows:
+            if (row.name, row.kind) == (name, kind):
+                row.where, row.why, row.whole = where, why, where == ENCLAVE
+        self._rows = {(row.name, row.kind, row.where): row for row in self.rows}
+
     def __str__(self) -> str:
         header = ("layer", "kind", "where", "calls", "Mflop", "why")
         lines = [

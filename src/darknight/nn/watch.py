@@ -27,7 +27,10 @@ from darknight.nn.public import PublicParameters
 from darknight.nn.report import ENCLAVE, MASKED, Report
 from darknight.nn.staying import Staying
 from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
+from darknight.ops.place import stays_by_structure
 from darknight.runtime import Layer, Runtime
+
+_AS_BEFORE = "as it was in the run whose state was loaded"
 
 
 class _Running(threading.local):
@@ -36,16 +39,29 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.outermost: tuple[str, nn.Module] | None = None
+        self.staying: str | None = None  # why the products of the running layer are computed here
 
 
 class Protection:
-    """One protected model: its runtime, its layers by label, its report. Copies of the model share it."""
+    """One protected model: its runtime, its layers by label, its report. Copies of the model share it.
 
-    def __init__(self, runtime: Runtime, report: Report, selected: Set[str], bounds: dict[str, float]) -> None:
+    selected: names of the parameters that may be sent. asked: labels of those that somebody asked to be sent.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        report: Report,
+        selected: Set[str],
+        bounds: dict[str, float],
+        asked: Set[str] = frozenset(),
+    ) -> None:
         self.runtime = runtime
         self.report = report
         self._bounds = bounds
+        self._asked = asked
         self._layers: dict[str, Layer] = {}
+        self._reasons: dict[str, str] = {}  # by label: why a layer stays here, empty if it is sent
         self._parameters = PublicParameters(selected)
         self._costs: dict[tuple[object, ...], int] = {}
         self._free: set[object] = set()
@@ -56,14 +72,35 @@ class Protection:
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
 
-    def layer(self, label: str) -> Layer:
+    def layer(self, label: str, kind: str, why: str = "", *, free: bool = False) -> Layer:
+        """The layer of that name, which is made if there is none.
+
+        why: the reason for which it stays in the enclave. free: nobody asked for its place.
+        """
         if label not in self._layers:
-            self._layers[label] = self.runtime.layer(label, self._bounds.get(label))
+            self._reasons[label] = why
+
+            def moved(home: bool) -> None:
+                self._reasons[label] = (why or _AS_BEFORE) if home else ""
+                self.report.move(label, kind, ENCLAVE if home else MASKED, self._reasons[label])
+
+            bound = self._bounds.get(label)
+            self._layers[label] = self.runtime.layer(label, bound, home=bool(why), free=free, moved=moved)
         return self._layers[label]
+
+    def stays(self, label: str, kind: str, op: BilinearOp, w: Tensor) -> str:
+        """Why the product of a layer is computed here; empty if it is sent. A new one is judged by its structure."""
+        asked = label in self._asked or label.partition("[")[0] in self._asked
+        self.layer(label, kind, "" if asked else stays_by_structure(op, tuple(w.shape)), free=not asked)
+        return self._reasons[label]
+
+    def reason(self, label: str) -> str:
+        """Why a layer that is known stays here; empty if it is sent."""
+        return self._reasons[label]
 
     def product(self, label: str, kind: str, op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The product through the runtime, counted."""
-        y = product(self.runtime, self.layer(label), op, x, w, bias)
+        y = product(self.runtime, self.layer(label, kind), op, x, w, bias)
         batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
         return y
@@ -78,6 +115,7 @@ class Protection:
         if not self._bindings:
             self.runtime.release(self._layers.values())
             self._layers.clear()
+            self._reasons.clear()
 
     # --- while a model runs -----------------------------------------------------------------------------------------
     @contextmanager
@@ -102,6 +140,19 @@ class Protection:
                 yield
         finally:
             active.paths.pop()
+
+    @contextmanager
+    def staying(self, why: str) -> Iterator[None]:
+        """What the running layer multiplies is computed here."""
+        before, self._active.staying = self._active.staying, why
+        try:
+            yield
+        finally:
+            self._active.staying = before
+
+    @property
+    def why_staying(self) -> str | None:
+        return self._active.staying
 
     def public(self, weight: Tensor) -> tuple[str, bool] | None:
         """The layer of a weight that may be sent, and whether it is selected."""
@@ -150,13 +201,14 @@ class _Watch(TorchFunctionMode):
             with self:  # its projections are to be seen too
                 return _attention(*args, **kwargs)
         make = _PRODUCTS.get(func)
-        why = None
+        why = self._protection.why_staying
         if make is None:
             found = self._protection.staying(func, args, kwargs)
             if found is not None:
                 return found
         else:
             self._protection.staying.seen()
+        if make is not None and why is None:
             call = _Call(*args, **kwargs)
             public = self._protection.public(call.weight)
             if public is None:
@@ -169,7 +221,9 @@ class _Watch(TorchFunctionMode):
                 except OpError as error:
                     why = str(error)
                 else:
-                    return self._protection.product(public[0], _name(func), op, call.input, call.weight, call.bias)
+                    why = self._protection.stays(public[0], _name(func), op, call.weight)
+                    if not why:
+                        return self._protection.product(public[0], _name(func), op, call.input, call.weight, call.bias)
         return self._protection.in_enclave(func, args, kwargs, why)
 
 

@@ -9,6 +9,7 @@ scales, bounds what values are scaled by (Field), what scales the noise (Real)
 exchange       what goes over the fleet: calls, weights by version, answers, forgetting
 checking       which check a pass gets, and what the ledger hears of it
 autograd       whether a backward pass is under way
+rates          how fast this machine does all that
 phases         where the enclave's time goes, while somebody measures
 allocator      memory that is used again
 layer          what is remembered of a layer from call to call, and of a call until its backward pass
@@ -16,6 +17,7 @@ layer          what is remembered of a layer from call to call, and of a call un
 
 from darknight.runtime.allocator import keep_memory
 from darknight.runtime.layer import Layer, Saved
+from darknight.runtime.rates import measured_rates, sharing_of
 from darknight.runtime.runtime import Runtime
 
-__all__ = ["Layer", "Runtime", "Saved", "keep_memory"]
+__all__ = ["Layer", "Runtime", "Saved", "keep_memory", "measured_rates", "sharing_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -38,7 +38,8 @@ class Layer:
     gradients counts its backward passes: the index of the rounding, so that repeating or recomputing a forward pass
     does not shift it. earlier: the weights before the present ones, to recognise a worker that computes with them.
     input_bound and gradient_bound are C1 of Real arithmetic; None until first seen, unless the
-    input's was declared.
+    input's was declared. home: it is computed in the enclave, in floats, because that is cheaper. free: nobody asked
+    for its place, so a state that is loaded decides. moved: called when it did.
     """
 
     name: str
@@ -47,26 +48,44 @@ class Layer:
     input_bound: float | None = None
     gradient_bound: float | None = None
     gradients: int = 0
+    home: bool = False
+    free: bool = False
+    moved: Callable[[bool], None] | None = field(default=None, repr=False)
     weights: SentWeights | None = field(default=None, repr=False)
     earlier: Tensor | None = field(default=None, repr=False)
 
     def state(self) -> LayerState:
-        """What a checkpoint keeps of it."""
+        """What a checkpoint keeps of it. States of before layers had a place are of layers that were sent."""
+        place = {"home": True} if self.home else {}
         return {
             "gradients": self.gradients,
             "input_bound": self.input_bound,
             "gradient_bound": self.gradient_bound,
+            **place,
         }
+
+    def check_place(self, state: LayerState) -> None:
+        """Refuse a state of the other place, if somebody asked for this one."""
+        if not self.free and state.get("home", False) != self.home:
+            raise UsageError(
+                f"the state is of a run in which layer {self.label} was computed in the enclave; here it was asked to "
+                "be masked. Let `where` be None for it, as it was then, or start anew."
+            )
 
     def restore(self, state: LayerState) -> None:
         self.gradients = int(state["gradients"] or 0)
         self.input_bound, self.gradient_bound = state["input_bound"], state["gradient_bound"]
+        home = bool(state.get("home", False))
+        if home != self.home:
+            self.home = home
+            if self.moved is not None:
+                self.moved(home)
 
 
 def check_state(name: str, state: LayerState) -> None:
     count, bounds = state.get("gradients"), (state.get("input_bound", 0), state.get("gradient_bound", 0))
     fitting = [bound is None or (isinstance(bound, int | float) and 0 < bound < math.inf) for bound in bounds]
-    if not isinstance(count, int) or count < 0 or not all(fitting):
+    if not isinstance(count, int) or count < 0 or not all(fitting) or not isinstance(state.get("home", False), bool):
         raise UsageError(f"the state of layer {name} is damaged. Load one that state_dict() gave.")
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -120,20 +120,33 @@ class Runtime:
         return ONE_OPERATOR if self.fleet is not None and self.fleet.insecure_one_operator else ""
 
     # --- layers -----------------------------------------------------------------------------------------------------
-    def layer(self, label: str, bound: float | None = None) -> Layer:
-        """A new layer, called `label`. A second one of that name gets a number on the wire."""
+    def layer(
+        self,
+        label: str,
+        bound: float | None = None,
+        *,
+        home: bool = False,
+        free: bool = False,
+        moved: Callable[[bool], None] | None = None,
+    ) -> Layer:
+        """A new layer, called `label`. A second one of that name gets a number on the wire.
+
+        home: the caller computes it, and never calls `forward` with it; `free` and `moved` as in Layer.
+        """
         with self._lock:
             name, number = label, 1
             while name in self._layers:
                 number += 1
                 name = f"{label}#{number}"
-            self._layers[name] = layer = Layer(name, label or "(model)", bound is not None, bound)
+            layer = Layer(name, label or "(model)", bound is not None, bound, home=home, free=free, moved=moved)
             if name in self._loaded:
+                layer.check_place(self._loaded[name])
                 layer.restore(self._loaded.pop(name))
+            self._layers[name] = layer
             return layer
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the model: the seed and, of every layer, index of the rounding and bounds.
+        """What a checkpoint needs besides the model: the seed and, of layers, index of the rounding, bounds and place.
 
         And what leaked so far; `run` tells apart a state of this runtime, which knows it, and one of an earlier run.
         """
@@ -156,6 +169,8 @@ class Runtime:
             )
         for name, entry in layers.items():
             check_state(name, entry)
+        for name, layer in self._layers.items():
+            layer.check_place(layers[name])
         leaked = Accountant.of(state.get("leaked", {}))
         if state.get("run") not in (self._run, self._goes_on):
             self._goes_on = state.get("run")

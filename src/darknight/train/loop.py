@@ -247,7 +247,9 @@ class _Training:
             self.optimizer.zero_grad()
             if self.runtime is not None and state is not None:
                 # Products that no module stands for have a layer from their first call on, perhaps the one that failed.
-                layers = {name: state["layers"].get(name, _NEW_LAYER) for name in self.runtime.state_dict()["layers"]}
+                # It keeps its place.
+                found = self.runtime.state_dict()["layers"]
+                layers = {name: state["layers"].get(name, {**now, **_NEW_LAYER}) for name, now in found.items()}
                 self.runtime.load_state_dict({**state, "layers": layers})
             raise
 

@@ -1,0 +1,196 @@
+"""How fast this machine does what a layer takes of the enclave, measured once in a process and in less than a second.
+
+Each rate is the best of a few runs of the function that a layer call uses, on one thread and in seconds of the
+processor, over tensors of a megabyte or more. Only messages are not measured as they are, because that
+takes a worker: an echo between two threads stands for the system's part, and the rest of a message is so many echoes
+(`_ECHOES`, from `darknight bench`).
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+
+import torch
+from torch import Tensor
+
+from darknight.coding import Field, Scheme, draw_code, field
+from darknight.coding.fixed_point import checksum, largest_magnitude, moments
+from darknight.integrity import verified_forward, verified_grad_weight
+from darknight.ops import Conv, Linear
+from darknight.ops.cost import Rates, Sharing
+from darknight.randomness import Randomness, rounding_words
+from darknight.runtime.runtime import Runtime
+
+_TIMES = 3
+_BATCH = 8
+_SIDE = 28
+_CHANNELS = 64
+_COPIED = 32 << 20
+_EXPONENT = 7  # of values below 8: ten bits
+_LARGEST = 1 << 10
+_SCHEME = Scheme(inputs=4, colluders=1)
+_PASSES = 3
+_ECHO_COUNT = 200
+_ECHOES = 8
+
+
+def sharing_of(scheme: Scheme) -> Sharing:
+    """What decides the costs of sending under a scheme."""
+    parity = scheme.integrity in ("parity", "both")
+    return Sharing(
+        inputs=scheme.inputs,
+        colluders=scheme.colluders,
+        workers=scheme.workers,
+        computing=scheme.workers if parity else scheme.inputs + scheme.colluders + scheme.spares,
+        answering=scheme.base_workers,
+        training=scheme.training,
+        width=4 if isinstance(scheme.arithmetic, Field) else scheme.arithmetic.dtype.itemsize,
+        checked=scheme.integrity in ("freivalds", "both"),
+    )
+
+
+@functools.cache
+def measured_rates() -> Rates:
+    """Of this machine, as it is now; the same for the rest of the process."""
+    with _one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        x = torch.linspace(-7, 7, _BATCH * _CHANNELS * _SIDE * _SIDE).view(_BATCH, _CHANNELS, _SIDE, _SIDE)
+        encode, decode = _masking(x)
+        weigh, fold, check = _checks(x)
+        return Rates(
+            product=_products(x, groups=1),
+            grouped=_products(x, groups=_CHANNELS),
+            copy=_copy(),
+            encode=encode,
+            decode=decode,
+            survey=_seconds(lambda: _surveyed(x)) / x.numel(),
+            rounding=_seconds(lambda: rounding_words(x.shape, seed=0, layer="", call=0, kind="gradient")) / x.numel(),
+            weigh=weigh,
+            fold=fold,
+            check=check,
+            message=_ECHOES * _echo(),
+            call=_call(),
+        )
+
+
+def _copy() -> float:
+    """A byte between memories that were used before, and do not fit a cache."""
+    source, target = (torch.ones(_COPIED, dtype=torch.uint8) for _ in range(2))
+    return _seconds(lambda: target.copy_(source)) / _COPIED
+
+
+def _products(x: Tensor, *, groups: int) -> float:
+    """A flop of a convolution, there and back."""
+    w = torch.full((_CHANNELS, _CHANNELS // groups, 3, 3), 0.1)
+    op = Conv.make((3, 3), padding=1, groups=groups)
+
+    def passes() -> None:
+        y = op.forward(x, w)
+        op.grad_input(y, w, tuple(x.shape))
+        op.grad_weight(x, y, tuple(w.shape))
+
+    return _seconds(passes) / (_PASSES * op.flops(tuple(x.shape), tuple(w.shape)))
+
+
+def _masking(x: Tensor) -> tuple[float, float]:
+    """A byte of an encode, its noise included, and of a decode."""
+    randomness = Randomness.from_operating_system()
+    arithmetic = _SCHEME.arithmetic
+    assert isinstance(arithmetic, Field)
+    code, prime = draw_code(_SCHEME, randomness.fresh()), arithmetic.prime
+
+    def encoded() -> tuple[object, Tensor]:
+        stream = randomness.fresh()
+        return field.encode_values(code.A, x, _EXPONENT, None, largest=_LARGEST, prime=prime, stream=stream)
+
+    shares = [torch.ones(_BATCH // _SCHEME.inputs, *x.shape[1:], dtype=torch.int32) for _ in range(_SCHEME.workers)]
+    answers = {seat: shares[seat] for seat in code.A.base}
+    share = shares[0].nbytes
+    written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers) * share
+    encode = _seconds(encoded) / written
+    decode = _seconds(lambda: field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH))
+    return encode, decode / (2 * x.nbytes + len(answers) * share)
+
+
+def _checks(x: Tensor) -> tuple[float, float, float]:
+    """A number that is weighed, a position of a group that is folded, a check of next to nothing."""
+    randomness = Randomness.from_operating_system()
+    prime = Field().prime
+
+    def forward(batch: Tensor, w: Tensor) -> float:
+        y = batch @ w.T
+        return _seconds(lambda: verified_forward(Linear(), y, batch, w, prime, randomness.fresh()))
+
+    integers = x.round().to(torch.int32)
+    check = forward(torch.ones(2, 2, dtype=torch.int32), torch.ones(2, 2, dtype=torch.int32))
+    # Two channels, of which the result is the sum of all: it is exact, and made in no time.
+    op, w = Conv.make((1, 1), groups=1), torch.ones(2, _CHANNELS, 1, 1, dtype=torch.int32)
+    y = integers.sum(1, keepdim=True, dtype=torch.int32).repeat(1, 2, 1, 1)
+    seconds = _seconds(lambda: verified_forward(op, y, integers, w, prime, randomness.fresh()))
+    weigh = max(0.0, seconds - check) / (integers.numel() + y.numel())
+
+    depthwise, shape, delta = Conv.make((3, 3), padding=1, groups=_CHANNELS), (_CHANNELS, 1, 3, 3), integers
+    gw = depthwise.grad_weight(integers.double(), delta.double(), shape).to(torch.int32)
+    folding = _seconds(lambda: verified_grad_weight(depthwise, gw, integers, delta, shape, prime, randomness.fresh()))
+    folded = 2 * prod(x.shape)  # each number is a position of a group of its own
+    return weigh, max(0.0, folding - check - folded * weigh) / folded, check
+
+
+def _surveyed(x: Tensor) -> None:
+    largest_magnitude(x)
+    moments(x.flatten(2), _EXPONENT)
+    checksum(x.view(torch.int32))
+
+
+def _echo() -> float:
+    """A message of one byte to another thread, and back."""
+    here, there = socket.socketpair()
+
+    def answer() -> None:
+        while there.recv(1):
+            there.send(b".")
+
+    with here, there:
+        thread = threading.Thread(target=answer, name="darknight-echo")
+        thread.start()
+        begun = time.process_time()
+        for _ in range(_ECHO_COUNT):
+            here.send(b".")
+            here.recv(1)
+        seconds = time.process_time() - begun
+        here.shutdown(socket.SHUT_WR)
+        thread.join()
+    return seconds / _ECHO_COUNT
+
+
+def _call() -> float:
+    """A layer call of next to nothing, in the enclave alone."""
+    x, w = torch.ones(2, 2), torch.ones(2, 2)
+    with Runtime(_SCHEME, None) as runtime:
+        layer = runtime.layer("")
+        return _seconds(lambda: runtime.forward(layer, Linear(), x, w, dtype=torch.float32, keep=True))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The best of a few, after one that is not counted."""
+    best = float("inf")
+    for count in range(_TIMES + 1):
+        begun = time.thread_time()
+        run()
+        best = min(best, time.thread_time() - begun) if count else best
+    return best
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
