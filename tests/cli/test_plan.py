@@ -63,7 +63,9 @@ def test_the_tables_fit_the_terminal_and_say_what_json_says(here, monkeypatch):
         assert max(map(len, done.stdout.splitlines())) <= columns
     text = " ".join(done.stdout.replace("│", " ").split())
     for words in (
-        "Masked, in a step (53 layers): a product with public weights",
+        "Masked, in a step (36 layers): a product with public weights",
+        "Products in the enclave, in a step (17 layers)",
+        "features.1.conv.0.0 and 16 more",
         "In the enclave, in a step: cheap, and not a product",
         "batch norm",
         "training of mobilenet-v2, 1,437 examples of 3x64x80, 8 epochs, batches of 64",

@@ -1,4 +1,4 @@
-"""What a product costs here and there, and where it goes for that: from rates that are given, so the same everywhere."""
+"""What a product costs here and there, and where it goes for that, from rates that are given: the same everywhere."""
 
 from dataclasses import replace
 

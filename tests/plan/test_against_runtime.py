@@ -9,9 +9,10 @@ from torch.nn.functional import cross_entropy
 
 import darknight as dk
 from darknight.models import build_model
-from darknight.plan import Candidate, Speeds, make_plan
+from darknight.plan import MASKED, Candidate, Speeds, make_plan
 from darknight.plan import traffic as traffic_of_plan
 from fleet.threads import thread_fleet
+from nn.three_ways import everything
 from plan.requests import BATCH, CLASSES, SHAPE, request
 
 KINDS = {
@@ -38,7 +39,8 @@ class Done:
         model = build_model(plan.request.model, shape=SHAPE, classes=CLASSES, seed=0).train(training)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with thread_fleet(scheme, record=True) as fleet, dk.Runtime(scheme, fleet, seed=0) as runtime:
-            self.report = dk.protect_(model, runtime, bounds=bounds)
+            where = everything if plan.request.place == "workers" else None
+            self.report = dk.protect_(model, runtime, bounds=bounds, where=where)
             for size in sizes:
                 images, labels = batch_of(size)
                 if training:
@@ -65,9 +67,15 @@ def compare_traffic(predicted, done, layer=None):
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("model", ["small-cnn", "resnet-small", "mobilenet-small", "mlp"])
-def test_one_training_step(model, arithmetic):
-    plan = make_plan(request(model=model, **ARITHMETICS[arithmetic]))
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        *((model, "structure") for model in ("small-cnn", "resnet-small", "mobilenet-small", "mlp")),
+        ("mobilenet-small", "workers"),
+    ],
+)
+def test_one_training_step(model, place, arithmetic):
+    plan = make_plan(request(model=model, place=place, **ARITHMETICS[arithmetic]))
     assert (plan.scheme.inputs, plan.scheme.spares, plan.scheme.workers) == (3, 1, 6)
     done = Done(plan, [BATCH])
     step = plan.step.traffic
@@ -84,7 +92,7 @@ def test_one_training_step(model, arithmetic):
     plain = {
         layer.name: layer.form.op.flops((BATCH, *layer.form.input_shape), layer.form.weight_shape)
         for layer in plan.layers
-        if layer.form is not None
+        if layer.where == MASKED
     }
     assert plain == {row.name: row.flops for row in done.report.masked}
 

@@ -1,26 +1,35 @@
 """What is counted on the meta device is what the model does, and what protect_ does with it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import darknight as dk
 from darknight.models import MODELS, build_model, describe
 from darknight.nn.modules import op_of
+from darknight.plan import Candidate
 from darknight.plan.layers import ENCLAVE, MASKED, Resident, count_network
+from darknight.runtime import sharing_of
 from models.meta import on_meta
+from nn.three_ways import everything
+from ops.test_place import SERVER
 from plan.requests import BATCH, CLASSES, SHAPE
 
+SCHEME = dk.Scheme(inputs=3, colluders=1)
+SLOW = replace(SERVER, product=1e-9)
 SMALL = ("resnet-small", "mobilenet-small", "vgg-small", "small-cnn", "mlp")
 
 
-def counted(name, shape=SHAPE, classes=CLASSES, batch_size=BATCH, training=True):
-    return count_network(name, shape=shape, classes=classes, batch_size=batch_size, training=training)
+def counted(name, shape=SHAPE, classes=CLASSES, batch_size=BATCH, training=True, **more):
+    return count_network(name, shape=shape, classes=classes, batch_size=batch_size, training=training, **more)
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 96), (3, 32, 40)], ids=["ImageNet", "CIFAR"])
 @pytest.mark.parametrize("name", MODELS)
 def test_products_are_those_of_the_description_and_their_ops_those_of_protect(name, shape):
-    network, described, model = counted(name, shape), describe(name, shape, CLASSES), on_meta(name, shape, CLASSES)
+    network, described = counted(name, shape, place="workers"), describe(name, shape, CLASSES)
+    model = on_meta(name, shape, CLASSES)
     assert network.parameters == described.parameters
     assert len(network.products) == described.bilinear_layers
     macs = sum(layer.op.flops((1, *layer.input_shape), layer.weight_shape) for layer in network.products) // 2
@@ -34,19 +43,50 @@ def test_products_are_those_of_the_description_and_their_ops_those_of_protect(na
     assert set(network.distinct) <= set(network.products)
 
 
+EXAMPLE = torch.empty(BATCH, *SHAPE)
+PLACES = {
+    "structure": ({}, {}),
+    "workers": ({"where": everything}, {"place": "workers"}),
+    "cost": ({"example": EXAMPLE, "rates": SERVER}, {"place": "cost", "rates": SERVER}),
+    "cost, slow products": ({"example": EXAMPLE, "rates": SLOW}, {"place": "cost", "rates": SLOW}),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", SMALL)
-def test_where_and_why_are_what_the_report_of_protect_says(name):
-    model = build_model(name, shape=SHAPE, classes=CLASSES, seed=0)
-    with dk.Runtime(dk.Scheme(inputs=3, colluders=1), None) as runtime:
-        report = dk.protect_(model, runtime)
+def test_where_and_why_are_what_the_report_of_protect_says(name, place, training):
+    asked, planned = PLACES[place]
+    scheme, model = (
+        SCHEME if training else SCHEME.for_inference(),
+        build_model(name, shape=SHAPE, classes=CLASSES, seed=0),
+    )
+    with dk.Runtime(scheme, None) as runtime:
+        report = dk.protect_(model, runtime, **asked)
         dk.unprotect_(model)
-    layers = counted(name).layers
+    candidate = Candidate(inputs=3, colluders=1, spares=0, exact=True, training=training)
+    assert candidate.sharing == sharing_of(scheme)
+    layers = counted(name, training=training, **planned).under(candidate.sharing).layers
+    stays = {layer.name: layer.why if isinstance(layer, Resident) else layer.stays for layer in layers}
     assert {(row.name, row.kind, row.where) for row in report.rows} == {
-        (layer.name, layer.kind, ENCLAVE if isinstance(layer, Resident) else MASKED) for layer in layers
+        (layer.name, layer.kind, ENCLAVE if stays[layer.name] else MASKED) for layer in layers
     }
-    assert {row.name: row.why for row in report.enclave} == {
-        layer.name: layer.why for layer in layers if isinstance(layer, Resident)
-    }
+    assert {row.name: row.why for row in report.enclave} == {name: why for name, why in stays.items() if why}
+
+
+def test_the_places_differ():
+    """The comparison says something: by cost, layers with a small batch stay, and with a large one all
+    but the depthwise ones are sent."""
+    sharing = Candidate(inputs=3, colluders=1, spares=0, exact=True, training=True).sharing
+
+    def kept(size, **place):
+        return {layer.name for layer in counted("mobilenet-small", batch_size=size, **place).under(sharing).kept}
+
+    depthwise = kept(BATCH)
+    assert len(depthwise) == 7
+    assert not kept(BATCH, place="workers")
+    assert len(kept(BATCH, place="cost", rates=SERVER)) == len(counted("mobilenet-small", place="workers").products)
+    assert kept(50_000, place="cost", rates=SLOW) == depthwise
 
 
 def kept_by_autograd(model, batch):

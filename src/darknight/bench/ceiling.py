@@ -23,7 +23,7 @@ from darknight.coding import Scheme
 from darknight.errors import UsageError
 from darknight.fleet import local_fleet
 from darknight.models import build_model
-from darknight.nn import protect_
+from darknight.nn import STRUCTURE, protect_at
 from darknight.runtime import Runtime, keep_memory
 from darknight.runtime.phases import OUTSIDE, measured, phase
 
@@ -41,7 +41,8 @@ Step = Callable[[], None]
 class Ceiling:
     """Seconds of the processor, the best of `times`. phases and layers: of the enclave's best step.
 
-    layers: by layer and phase. wall: the protected step's seconds on the clock, over the plain one's.
+    layers: by layer and phase. wall: the protected step's seconds on the clock, over the plain one's. place: where
+    products were computed (ops.place), and `masked` how many layers workers did.
     """
 
     model: str
@@ -55,6 +56,8 @@ class Ceiling:
     wall: float
     phases: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    place: str = STRUCTURE
+    masked: int = 0
 
     @property
     def ratio(self) -> float:
@@ -90,9 +93,13 @@ def measure_ceiling(
     times: int = LEAST_TIMES,
     inputs: int = 4,
     colluders: int = 1,
+    place: str = STRUCTURE,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Ceiling:
-    """Starts local workers and times both kinds of step in turns, `times` rounds after one that is not counted."""
+    """Starts local workers and times both kinds of step in turns, `times` rounds after one that is not counted.
+
+    place: where products are computed, as in nn.protect_at.
+    """
     if min(batch, size, times) < 1:
         raise UsageError(f"batch {batch}, size {size}, times {times}; each needs to be at least 1.")
     keep_memory()  # for both: fresh memory would slow either down, the enclave more
@@ -108,7 +115,7 @@ def measure_ceiling(
         stack.enter_context(one_thread())
         fleet = stack.enter_context(local_fleet(scheme, patience=_PATIENCE))
         runtime = stack.enter_context(Runtime(scheme, fleet))
-        protect_(private, runtime)
+        report = protect_at(place, private, runtime, tuple(x.shape))
         protected, unprotected = (
             _step(private, x, y, training),
             {layout: _step(plain, x.to(memory_format=form), y, training) for layout, form in _LAYOUTS.items()},
@@ -133,6 +140,8 @@ def measure_ceiling(
         wall=enclave.wall / plains[fastest].wall,
         phases=phases,
         layers=layers,
+        place=place,
+        masked=len(report.masked),
     )
 
 

@@ -13,8 +13,10 @@ from rich.text import Text
 from darknight.bench import LEAST_TIMES, Ceiling, Passes, measure_ceiling, measure_passes
 from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.cli.progress import display_on
+from darknight.cli.scheme_options import PLACE_HELP
 from darknight.errors import UsageError
 from darknight.models import canonical
+from darknight.ops.place import STRUCTURE
 
 _WORK, _OUTPUT = "What is measured", "Output"
 _BATCHES = {"vgg16": 8, "resnet152": 8}  # others: 16
@@ -31,6 +33,7 @@ def bench(
         int | None, option(_WORK, "Examples in a step.  [default: 8 for vgg16 and resnet152, else 16]")
     ] = None,
     size: Annotated[int, option(_WORK, "Pixels a side.")] = 224,
+    place: Annotated[str, option(_WORK, PLACE_HELP)] = STRUCTURE,
     times: Annotated[int, option(_WORK, "Rounds; the best counts. Fewer than 5 say little.")] = LEAST_TIMES,
     layers: Annotated[bool, option(_OUTPUT, "Show the time of every layer too.", "--layers")] = False,
     json: Annotated[bool, option(_OUTPUT, "Print one JSON object instead of the tables.", "--json")] = False,
@@ -62,6 +65,7 @@ def bench(
                         size=size,
                         training=kind == "train",
                         times=times,
+                        place=place,
                     )
                 )
         with display.stage("encode and decode"):
@@ -92,6 +96,8 @@ def summary(found: list[Ceiling], passes: Passes) -> dict[str, Any]:
             "batch": each.batch,
             "size": each.size,
             "times": each.times,
+            "place": each.place,
+            "masked_layers": each.masked,
             "plain": {"seconds": each.plain, "layout": each.layout},
             "enclave": {"seconds": each.enclave, "phases": dict(each.phases), "layers": dict(each.layers)},
             "wall_over_plain": each.wall,
@@ -113,7 +119,10 @@ def _table(found: Ceiling, layers: bool) -> RenderableType:
     parts = _new_table(title)
     for name, seconds in found.phases.items():
         parts.add_row(name, f"{seconds / found.enclave:.1%}", f"{seconds / found.plain:.3f}")
-    note = f"plain: {found.layout}; best of {found.times}; wall time with local workers {found.wall:.1f}x plain"
+    where = f"{found.masked} layers masked (by {found.place})"
+    note = (
+        f"{where}; plain: {found.layout}; best of {found.times}; wall time with local workers {found.wall:.1f}x plain"
+    )
     by_layer = _new_table("by layer, without what stays")
     for layer, spent in found.layers.items():
         total = sum(spent.values())

@@ -12,6 +12,7 @@ from typing import Any
 from darknight import __version__
 from darknight.cli.scheme_options import scheme_words
 from darknight.coding import Field, Scheme, group_count
+from darknight.ops.place import STRUCTURE
 from darknight.plan import Choice, LayerPlan, Plan, Request, Spares, Totals, Traffic
 
 _VISIBLE = {
@@ -49,6 +50,7 @@ def plan_summary(plan: Plan, file: Path | None) -> dict[str, Any]:
             "integrity": request.integrity,
             "spares": request.spares,
             "most_inputs": request.max_inputs,
+            "place": request.place,
         },
         "scheme": scheme_words(scheme),
         "spares": _spares(plan.spares),
@@ -73,6 +75,7 @@ def plan_summary(plan: Plan, file: Path | None) -> dict[str, Any]:
             "speeds": asdict(request.speeds),
             "unreliable": request.unreliable,
             "prices": None if request.prices is None else asdict(request.prices),
+            "rates": None if request.rates is None else asdict(request.rates),
             "words": _assumptions(request),
         },
         "command": _command(plan, file),
@@ -174,6 +177,7 @@ def _assumptions(request: Request) -> list[str]:
         f"{request.unreliable:g} of all answers missing, which takes {speeds.notice_ms:g} ms to notice",
         "no retries after overflow",
     ]
+    found += ["where layers are cheaper: this machine"] if request.rates is not None else []
     return [*found, "no evaluation after an epoch"] if request.training else found
 
 
@@ -184,6 +188,7 @@ def _command(plan: Plan, file: Path | None) -> str:
     if request.training:
         words += ["--model", request.model, "--epochs", str(request.epochs)]
     words += ["--batch-size", str(request.batch_size), *_scheme_flags(scheme)]
+    words += ["--place", request.place] if request.training and request.place != STRUCTURE else []
     return shlex.join(words if file is None else [*words, "--fleet", str(file)])
 
 

@@ -16,7 +16,10 @@ _LONGEST_LIST = 8  # operators that are named
 
 
 def plan_tables(summary: dict[str, Any]) -> RenderableType:
-    return Group(_masked(summary), _enclave(summary), _totals(summary))
+    masked = any(layer["where"] == "masked" for layer in summary["layers"])
+    kept = [layer for layer in summary["layers"] if layer["where"] == "enclave" and "enclave_flops" in layer]
+    tables = [_masked(summary)] if masked else []
+    return Group(*tables, *([_kept(kept)] if kept else []), _enclave(summary), _totals(summary))
 
 
 def _masked(summary: dict[str, Any]) -> Table:
@@ -46,6 +49,24 @@ def _masked(summary: dict[str, Any]) -> Table:
         _number(sum(layer["enclave_flops"] for layer in layers) / 1e6),
         _nats(step["nats_per_example"]),
     )
+    return table
+
+
+def _kept(layers: list[dict[str, Any]]) -> Table:
+    """Products that stay, those of one reason together."""
+    table = _table(f"Products in the enclave, in a step ({_count(len(layers), 'layer')})")
+    table.add_column("layer", overflow="fold")
+    table.add_column("Mflop", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    reasons: dict[str, list[dict[str, Any]]] = {}
+    for layer in layers:
+        reasons.setdefault(layer["why"], []).append(layer)
+    for why, alike in reasons.items():
+        table.add_row(
+            escape(alike[0]["name"]) + (f" [dim]and {len(alike) - 1} more[/]" if len(alike) > 1 else ""),
+            _number(sum(layer["enclave_flops"] for layer in alike) / 1e6),
+            escape(why),
+        )
     return table
 
 

@@ -8,6 +8,11 @@ from enum import StrEnum
 from darknight.coding import Field, Real, Scheme
 from darknight.errors import UsageError
 
+PLACE_HELP = (
+    "structure: depthwise convolutions stay in the enclave. cost: each layer goes where it is cheaper, measured here. "
+    "workers: all are masked."
+)
+
 
 class Arithmetic(StrEnum):
     """What --arithmetic accepts."""

@@ -17,13 +17,14 @@ from darknight.cli.description_file import read_description
 from darknight.cli.files import OutputFolder
 from darknight.cli.messages import LogLevel, messages_on, option
 from darknight.cli.progress import display_on
-from darknight.cli.scheme_options import Arithmetic, SchemeOptions
+from darknight.cli.scheme_options import PLACE_HELP, Arithmetic, SchemeOptions
 from darknight.cli.training import Hands, Settings, read_and_build, run_training
 from darknight.cli.training_table import training_table
 from darknight.coding import Scheme
 from darknight.data import DATASETS
 from darknight.errors import DarKnightError, UsageError
 from darknight.models import MODELS
+from darknight.ops.place import STRUCTURE, WORKERS
 from darknight.train import OPTIMIZERS, SCHEDULES, Checkpoint, Recipe, Store, check_recipe, checkpoints_in
 
 _TRAINING, _RECIPE, _MASKING = "Training", "Recipe", "Masking"
@@ -34,8 +35,9 @@ _KEPT = (
     *("model", "data", "test_share", "image_size", "epochs", "batch_size", "seed", "clear"),
     *("learning_rate", "optimizer", "momentum", "nesterov", "weight_decay", "schedule", "warmup_epochs"),
     *("step_epochs", "step_factor", "clip", "label_smoothing", "augment", "early_stop"),
-    *("inputs", "colluders", "spares", "arithmetic", "noise_std", "mixing", "integrity", "leakage_budget"),
+    *("inputs", "colluders", "spares", "arithmetic", "noise_std", "mixing", "integrity", "leakage_budget", "place"),
 )
+_BEFORE = {"place": WORKERS}  # what trainings did that were begun before there was such a flag
 _MAY_CHANGE = ("epochs", "leakage_budget")  # when it is said in so many words
 
 
@@ -83,6 +85,7 @@ def train(
     leakage_budget: Annotated[
         float | None, option(_MASKING, "Nats about an example in every batch; stop before more.  [default: any]")
     ] = None,
+    place: Annotated[str, option(_MASKING, PLACE_HELP)] = STRUCTURE,
     fleet: Annotated[
         Path | None, option(_WORKERS, "Fleet file with the workers.  [default: start some on this machine]")
     ] = None,
@@ -151,6 +154,7 @@ def train(
             clear=flags["clear"],
             picture=picture,
             leakage_budget=flags["leakage_budget"],
+            place=flags["place"],
             hands=Hands(file=fleet, insecure_one_operator=insecure_one_operator, patience=patience),
             save_every=save_every,
             tensorboard=tensorboard,
@@ -205,8 +209,9 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 def _flags_of(checkpoint: Checkpoint, given: dict[str, Any], context: typer.Context, folder: Path) -> dict[str, Any]:
     """The flags that the training was started with. One that is given and differs is refused, but for _MAY_CHANGE."""
-    then = checkpoint.extra.get("flags")
-    if not isinstance(then, dict) or then.keys() != given.keys():
+    found = checkpoint.extra.get("flags")
+    then = {**_BEFORE, **found} if isinstance(found, dict) else {}
+    if then.keys() != given.keys():
         raise UsageError(f"{folder} is not of `darknight train`, or of another version of it. Start anew elsewhere.")
     flags = dict(then)
     for name, value in given.items():

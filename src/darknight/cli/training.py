@@ -26,6 +26,7 @@ from darknight.errors import UsageError
 from darknight.fleet import Fleet, local_fleet
 from darknight.fleet.file import read_fleet_file
 from darknight.fleet.remote import connect
+from darknight.ops.place import STRUCTURE, check_place
 from darknight.report import shares_picture
 from darknight.runtime import Runtime
 from darknight.train import Card, Checkpoint, History, Recipe, Saving, Store, TensorBoard, fit, plain, protected
@@ -82,8 +83,8 @@ class Settings:
     """Everything that decides what a training does. hands: where the workers are.
 
     description: of a model that has no name; `model` is that of its file then. augment: whether to change training
-    images as is usual for the data; `recipe` has it once the data is read. flags: what the user asked for, as plain
-    values, for a resume.
+    images as is usual for the data; `recipe` has it once the data is read. place: where products are computed. flags:
+    what the user asked for, as plain values, for a resume.
     """
 
     model: str
@@ -94,6 +95,7 @@ class Settings:
     augment: bool = False
     hands: Hands
     leakage_budget: float | None = None
+    place: str = STRUCTURE
     test_share: float | None = None
     image_size: int | None = None
     picture: bool = True
@@ -105,6 +107,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.save_every < math.inf:
             raise UsageError(f"--save-every {self.save_every:g}; needs seconds, 0 for every step.")
+        check_place(self.place)
         check_budget(self.leakage_budget, self.scheme, one_operator=self.hands.insecure_one_operator)
 
 
@@ -145,6 +148,7 @@ def run_training(
             "seed": recipe.seed,
             "recipe": recipe.words(),
             "scheme": scheme_words(settings.scheme),
+            "place": settings.place,
         },
         "fleet": hands,
         "examples": {"train": len(data.train), "test": len(data.test)},
@@ -189,7 +193,8 @@ def _train(
             every=settings.save_every,
             extra={"flags": dict(settings.flags), "clear": clear},
         )
-        with protected(model, runtime) as layers:
+        batch = (min(recipe.batch_size, len(data.train)), *data.shape)
+        with protected(model, runtime, place=settings.place, batch=batch) as layers:
             history = fit(
                 model,
                 data,

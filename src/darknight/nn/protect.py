@@ -26,6 +26,7 @@ from darknight.nn.public import full_name, label_of, public_weight, selected_par
 from darknight.nn.report import ENCLAVE, MASKED, Report, Row
 from darknight.nn.watch import Protection
 from darknight.ops.cost import Rates
+from darknight.ops.place import COST, WORKERS, check_place
 from darknight.runtime import Runtime
 
 Where = Callable[[str, nn.Module], bool | None]
@@ -112,6 +113,17 @@ def protect_(
         _unbind(model)
         raise
     return report
+
+
+def protect_at(place: str, model: nn.Module, runtime: Runtime, batch: tuple[int, ...]) -> Report:
+    """protect_ by the name of a place (ops.place): STRUCTURE, COST for batches of the shape `batch`, or WORKERS."""
+    check_place(place)
+    example = torch.empty(batch, device="meta") if place == COST else None
+    return protect_(model, runtime, where=_everything if place == WORKERS else None, example=example)
+
+
+def _everything(name: str, module: nn.Module) -> bool:
+    return True
 
 
 def unprotect_(model: nn.Module) -> None:

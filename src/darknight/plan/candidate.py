@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from darknight.coding import Code, Field, Real, Scheme, group_count
 from darknight.coding.systematic import field_systematic, real_systematic
+from darknight.ops.cost import Sharing
 
 _FIELD = Field()
 _INT32, _FLOAT64 = 4, 8
@@ -62,6 +63,20 @@ class Candidate:
     def largest_weight(self) -> float:
         """Of quantised weights; floats need no such bound."""
         return 2.0**_FIELD.bits if self.exact else 0.0
+
+    @property
+    def sharing(self) -> Sharing:
+        """What decides what sending costs."""
+        return Sharing(
+            inputs=self.inputs,
+            colluders=self.colluders,
+            workers=self.workers,
+            computing=self.computing,
+            answering=self.base_workers,
+            training=self.training,
+            width=self.width,
+            checked=self.freivalds,
+        )
 
     def groups(self, batch_size: int) -> int:
         return group_count(batch_size, self.inputs)

@@ -92,7 +92,7 @@ Priced = tuple[tuple[float, int, bool], Candidate, Seconds, float | None]
 def _priced(request: Request, network: Network) -> Iterator[Priced]:
     """Candidates with their place in the order."""
     for candidate in candidates(request):
-        seconds = run_seconds(network, candidate, request)
+        seconds = run_seconds(network.under(candidate.sharing), candidate, request)
         cost = None if request.prices is None else money(seconds, candidate.workers, request.prices)
         objective = seconds.total if cost is None else cost
         yield (objective, candidate.workers, not candidate.exact), candidate, seconds, cost
@@ -103,4 +103,5 @@ def _scheme(candidate: Candidate, request: Request, network: Network) -> Scheme:
         return candidate.scheme()
     if not request.leakage_target:
         raise SchemeError("noise of any size leaks something, and the leakage target is 0 nats.")
-    return candidate.scheme(least_noise(network, candidate, request.epochs, request.leakage_target))
+    placed = network.under(candidate.sharing)
+    return candidate.scheme(least_noise(placed, candidate, request.epochs, request.leakage_target))

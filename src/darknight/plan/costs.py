@@ -17,6 +17,7 @@ from darknight.plan.misses import RELIABLE, Misses, repeats
 from darknight.plan.request import Prices, Request, Speeds
 from darknight.plan.traffic import traffic_of
 
+_FLOAT32 = 4
 _OPTIMIZER = 20  # bytes a parameter: weight, gradient and momentum are read, weight and momentum written
 
 
@@ -70,12 +71,7 @@ def alone_seconds(network: Network, request: Request) -> float:
     """The same run in the enclave alone, in float32: no shares, no workers, nothing to check."""
     total = 0.0
     for size, count in request.batches(request.epochs).items():
-        flops = sum(
-            same
-            * _plain_passes(product, network.training)
-            * product.op.flops((size, *product.input_shape), product.weight_shape)
-            for product, same in network.distinct.items()
-        )
+        flops = sum(product.flops(size, network.training) for product in (*network.products, *network.kept))
         total += count * (flops / (request.speeds.enclave_gflops * 1e9) + _resident(network, size, request.speeds))
     return total
 
@@ -84,7 +80,7 @@ def step_seconds(
     network: Network, candidate: Candidate, batch_size: int, speeds: Speeds, misses: Misses = RELIABLE
 ) -> Seconds:
     """One step with the weights sent anew (training), or one batch with weights that workers have (inference)."""
-    total = Seconds(enclave=_resident(network, batch_size, speeds))
+    total = Seconds(enclave=_resident(network, batch_size, speeds) + _kept(network, batch_size, speeds))
     for product, count in network.distinct.items():
         total += _layer_seconds(product, candidate, batch_size, speeds, misses).times(count)
     return total
@@ -101,8 +97,15 @@ def _resident(network: Network, batch_size: int, speeds: Speeds) -> float:
     return (moved + network.parameters * _OPTIMIZER * network.training) / (speeds.memory_gbytes * 1e9)
 
 
-def _plain_passes(product: Product, training: bool) -> int:
-    return 2 + product.grad_input if training else 1
+def _kept(network: Network, batch_size: int, speeds: Speeds) -> float:
+    """Products that the enclave computes: as fast as it multiplies, or as their numbers come from memory."""
+    total = 0.0
+    for product in network.kept:
+        passes = 2 + product.grad_input if network.training else 1
+        moved = passes * _FLOAT32 * (batch_size * (product.inputs + product.outputs) + product.weights)
+        flops = product.flops(batch_size, network.training)
+        total += max(flops / (speeds.enclave_gflops * 1e9), moved / (speeds.memory_gbytes * 1e9))
+    return total
 
 
 def _layer_seconds(product: Product, candidate: Candidate, batch_size: int, speeds: Speeds, misses: Misses) -> Seconds:

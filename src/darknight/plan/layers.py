@@ -1,7 +1,7 @@
 """What a network of the registry does in one step, counted on torch's meta device: no memory, no arithmetic.
 
-Products (convolutions and linear layers) are what protect_ masks, every one of them: a depthwise convolution too,
-although its products are few for the bytes that they move. Everything else stays in the enclave.
+Products (convolutions and linear layers) are what protect_ masks, but for those that are cheaper to compute in the
+enclave than to mask and check (ops.place), which it keeps as this does. Everything else stays in the enclave.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from darknight.models import build_model
 from darknight.ops import BilinearOp, Conv, Linear
+from darknight.ops.cost import Form, Rates, Sharing
+from darknight.ops.place import STRUCTURE, stays_by_cost, stays_by_structure
 
 MASKED = "masked"
 ENCLAVE = "enclave"
@@ -42,7 +44,10 @@ _REST = "copies, sums, scaling"
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A layer that workers compute. Shapes are of one example. grad_input: whether its input has a gradient."""
+    """A convolution or linear layer. Shapes are of one example.
+
+    grad_input: whether its input has a gradient. stays: why the enclave computes it; empty if workers do.
+    """
 
     name: str
     kind: str
@@ -51,6 +56,20 @@ class Product:
     output_shape: Shape
     weight_shape: Shape
     grad_input: bool
+    stays: str = ""
+
+    def form(self, batch_size: int) -> Form:
+        return Form(
+            op=self.op,
+            x_shape=(batch_size, *self.input_shape),
+            w_shape=self.weight_shape,
+            grad_input=self.grad_input,
+        )
+
+    def flops(self, batch_size: int, training: bool) -> int:
+        """In the clear, of all passes of a step."""
+        passes = 2 + self.grad_input if training else 1
+        return passes * self.op.flops((batch_size, *self.input_shape), self.weight_shape)
 
     @property
     def inputs(self) -> int:
@@ -93,7 +112,7 @@ class Network:
     """One network at work on batches of one size.
 
     layers: in the order in which they run. parameters: how many numbers are trained. saved_bytes: activations that
-    autograd keeps until the backward pass, the input among them.
+    autograd keeps until the backward pass, the input among them. rates: if products go where they are cheaper at these.
     """
 
     batch_size: int
@@ -102,25 +121,52 @@ class Network:
     operations: tuple[Operation, ...]
     parameters: int
     saved_bytes: int
+    rates: Rates | None = None
 
     @property
     def products(self) -> tuple[Product, ...]:
-        return tuple(layer for layer in self.layers if isinstance(layer, Product))
+        """Those that workers compute."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Product) and not layer.stays)
+
+    @property
+    def kept(self) -> tuple[Product, ...]:
+        """Those that the enclave computes."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Product) and layer.stays)
 
     @cached_property
     def distinct(self) -> dict[Product, int]:
-        """Products of one form, by the first of them, and how many there are: what one costs, they all do."""
+        """Products of workers of one form, by the first of them, and how many: what one costs, they all do."""
         forms: dict[Product, Product] = {}
         first = [forms.setdefault(replace(product, name=""), product) for product in self.products]
         return dict(Counter(first))
 
+    def under(self, sharing: Sharing) -> Network:
+        """The network under a scheme: what is cheaper to compute than to send under it stays."""
+        if self.rates is None:
+            return self
+        return replace(self, layers=tuple(self._placed(layer, sharing, self.rates) for layer in self.layers))
 
-def count_network(name: str, *, shape: tuple[int, int, int], classes: int, batch_size: int, training: bool) -> Network:
-    """One forward pass, and for training one backward pass, without the loss."""
+    def _placed(self, layer: Product | Resident, sharing: Sharing, rates: Rates) -> Product | Resident:
+        if isinstance(layer, Resident):
+            return layer
+        return replace(layer, stays=stays_by_cost([layer.form(self.batch_size)], sharing, rates))
+
+
+def count_network(
+    name: str,
+    *,
+    shape: tuple[int, int, int],
+    classes: int,
+    batch_size: int,
+    training: bool,
+    place: str = STRUCTURE,
+    rates: Rates | None = None,
+) -> Network:
+    """One forward pass, and for training one backward pass, without the loss. place, rates: as in Request."""
     with torch.device("meta"):
         model = build_model(name, shape=shape, classes=classes, seed=0).train(training)
         layers: list[Product | Resident] = []
-        _observe(model, layers)
+        _observe(model, layers, by_structure=place == STRUCTURE)
         batch, saved = torch.empty(batch_size, *shape), _Saved()
         with torch.set_grad_enabled(training), _Operations() as operations:
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
@@ -135,10 +181,11 @@ def count_network(name: str, *, shape: tuple[int, int, int], classes: int, batch
         operations=operations.found(),
         parameters=sum(parameter.numel() for parameter in trained),
         saved_bytes=saved.bytes_without(trained) if training else batch.nbytes,
+        rates=rates,
     )
 
 
-def _observe(model: nn.Module, layers: list[Product | Resident]) -> None:
+def _observe(model: nn.Module, layers: list[Product | Resident], *, by_structure: bool) -> None:
     """Writes down every call of a layer that has parameters of its own."""
 
     def note(path: str, module: nn.Module) -> None:
@@ -147,6 +194,7 @@ def _observe(model: nn.Module, layers: list[Product | Resident]) -> None:
             if op is None:
                 layers.append(Resident(name=path, kind=type(module).__name__))
                 return
+            weight_shape = tuple(module.get_parameter("weight").shape)
             layers.append(
                 Product(
                     name=path,
@@ -154,8 +202,9 @@ def _observe(model: nn.Module, layers: list[Product | Resident]) -> None:
                     op=op,
                     input_shape=tuple(given[0].shape[1:]),
                     output_shape=tuple(out.shape[1:]),
-                    weight_shape=tuple(module.get_parameter("weight").shape),
+                    weight_shape=weight_shape,
                     grad_input=given[0].requires_grad,
+                    stays=stays_by_structure(op, weight_shape) if by_structure else "",
                 )
             )
 

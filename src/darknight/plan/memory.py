@@ -62,7 +62,8 @@ def _enclave(network: Network, candidate: Candidate, batch_size: int) -> int:
         total += weights * (_EARLIER if candidate.exact else candidate.width)
         if not candidate.exact:  # inputs as they were encoded are kept too
             total += sum(product.inputs for product in network.products) * batch_size * _FLOAT64
-    return total + max(_largest_pass(product, candidate, batch_size) for product in network.products)
+    passes = (_largest_pass(product, candidate, batch_size) for product in network.products)
+    return total + max(passes, default=0)
 
 
 def _largest_pass(product: Product, candidate: Candidate, batch_size: int) -> int:

@@ -23,7 +23,8 @@ class LayerPlan:
     """One layer in one step with a full batch.
 
     shares: how many workers get one of its input. worker_flops: of all workers. nats: about one example, in one call.
-    Of a layer in the enclave only the first four are of interest; its work is in `Plan.operations`.
+    Of a layer in the enclave only the first four are of interest, and if it is a product, its form and enclave_flops;
+    the work of others is in `Plan.operations`.
     """
 
     name: str
@@ -42,7 +43,8 @@ class LayerPlan:
 class Totals:
     """Of one step with a full batch, or of the whole run.
 
-    maskings: of inputs and gradients. nats: about one example. flops of the enclave: masking, checks and operations.
+    maskings: of inputs and gradients. nats: about one example. flops of the enclave: masking, checks, operations, and
+    products that stay.
     """
 
     steps: int
@@ -94,6 +96,8 @@ def make_plan(request: Request) -> Plan:
         classes=request.classes,
         batch_size=request.batch_size,
         training=request.training,
+        place=request.place,
+        rates=request.rates,
     )
     choices = choose(request, network)
     if not choices.safe:
@@ -104,6 +108,7 @@ def make_plan(request: Request) -> Plan:
 
 def _planned(request: Request, network: Network, best: Choice, others: tuple[Choice, ...], considered: int) -> Plan:
     candidate, batch_size = best.candidate, request.batch_size
+    anywhere, network = network, network.under(candidate.sharing)
     code = candidate.code()
     noise = Nats() if candidate.exact else nats_of(code, best.scheme.arithmetic.noise_std)  # type: ignore[union-attr]
     layers = tuple(_layer(layer, candidate, code, noise, batch_size) for layer in network.layers)
@@ -115,12 +120,12 @@ def _planned(request: Request, network: Network, best: Choice, others: tuple[Cho
     if not request.training:  # weights that do not change are sent once
         run.append(_Work(traffic=Traffic(weights=sum(layer.traffic.weights for layer in layers))))
     step = _step(network, candidate, code, batch_size, new_weights=True)
-    masked = sum(isinstance(layer, Product) for layer in network.layers) * (2 if request.training else 1)
+    masked = len(network.products) * (2 if request.training else 1)
     seconds = step_seconds(network, candidate, batch_size, request.speeds, misses_of(candidate, request))
     return Plan(
         request=request,
         scheme=best.scheme,
-        spares=explained(request, network, best),
+        spares=explained(request, anywhere, best),
         layers=layers,
         operations=network.operations,
         noise=noise,
@@ -144,6 +149,16 @@ def _planned(request: Request, network: Network, best: Choice, others: tuple[Cho
 def _layer(layer: Product | Resident, candidate: Candidate, code: Code, noise: Nats, batch_size: int) -> LayerPlan:
     if isinstance(layer, Resident):
         return LayerPlan(name=layer.name, kind=layer.kind, where=ENCLAVE, why=layer.why, traffic=Traffic())
+    if layer.stays:
+        return LayerPlan(
+            name=layer.name,
+            kind=layer.kind,
+            where=ENCLAVE,
+            why=layer.stays,
+            form=layer,
+            traffic=Traffic(),
+            enclave_flops=layer.flops(batch_size, candidate.training),
+        )
     return LayerPlan(
         name=layer.name,
         kind=layer.kind,
@@ -187,7 +202,8 @@ def _step(
         ).times(count)
         for product, count in network.distinct.items()
     ]
-    return _sum([*parts, _Work(enclave_flops=operations)])
+    kept = sum(product.flops(batch_size, network.training) for product in network.kept)
+    return _sum([*parts, _Work(enclave_flops=operations + kept)])
 
 
 def _sum(parts: list[_Work]) -> _Work:

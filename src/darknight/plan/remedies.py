@@ -151,7 +151,7 @@ def _least_leakage(request: Request, network: Network) -> float | None:
     if request.arithmetic == "field" or target is None:
         return None
     found = [
-        request.epochs * nats_per_sending(network, nats_of(candidate.code(), noise))
+        request.epochs * nats_per_sending(network.under(candidate.sharing), nats_of(candidate.code(), noise))
         for candidate in candidates(replace(request, arithmetic="real", spares=request.least_spares))
         if (noise := most_noise(candidate)) is not None
     ]

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from darknight.errors import UsageError
+from darknight.ops.cost import Rates
+from darknight.ops.place import COST, STRUCTURE, check_place
 
 ARITHMETICS = ("auto", "field", "real")
 INTEGRITIES = ("freivalds", "parity", "both")
@@ -63,7 +65,8 @@ class Request:
     who runs each of the workers. colluders (M), spares (E; None: as many as pay), max_inputs (K, at most). arithmetic:
     "field", "real", or "auto": whichever is cheaper within the target, and the field if there is none. leakage_target:
     nats about one example over the whole run, at most; None for as few as possible, which is none. unreliable: how many
-    of all answers are missing, as a share of 1; the default is a guess, not a measurement.
+    of all answers are missing, as a share of 1; the default is a guess, not a measurement. place: where products are
+    computed (ops.place); by cost, at the enclave's `rates`.
     """
 
     model: str
@@ -83,8 +86,13 @@ class Request:
     unreliable: float = 0.001
     prices: Prices | None = None
     speeds: Speeds = field(default_factory=Speeds)
+    place: str = STRUCTURE
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
+        check_place(self.place)
+        if (self.place == COST) != (self.rates is not None):
+            raise UsageError("a place by cost needs rates of the enclave, and no other place does.")
         for name, least in (("batch_size", 1), ("examples", 1), ("epochs", 1), ("colluders", 1)):
             _check_whole(name, getattr(self, name), least)
         for name, least in (("spares", 0), ("max_inputs", 1)):

@@ -2,8 +2,7 @@
 
 Each rate is the best of a few runs of the function that a layer call uses, on one thread and in seconds of the
 processor, over tensors of a megabyte or more. Only messages are not measured as they are, because that
-takes a worker: an echo between two threads stands for the system's part, and the rest of a message is so many echoes
-(`_ECHOES`, from `darknight bench`).
+takes a worker: an echo between two threads is measured, and a message is so many of them (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from darknight.randomness import Randomness, rounding_words
 from darknight.runtime.runtime import Runtime
 
 _TIMES = 3
+_LONGEST = 0.06  # seconds for one rate, so that all of them take less than one
 _BATCH = 8
 _SIDE = 28
 _CHANNELS = 64
@@ -36,8 +36,8 @@ _EXPONENT = 7  # of values below 8: ten bits
 _LARGEST = 1 << 10
 _SCHEME = Scheme(inputs=4, colluders=1)
 _PASSES = 3
-_ECHO_COUNT = 200
-_ECHOES = 8
+_ECHO_COUNT = 100
+_ECHOES = 40  # a message of the wire: its headers, its memory, the threads of its link
 
 
 def sharing_of(scheme: Scheme) -> Sharing:
@@ -121,16 +121,13 @@ def _checks(x: Tensor) -> tuple[float, float, float]:
     """A number that is weighed, a position of a group that is folded, a check of next to nothing."""
     randomness = Randomness.from_operating_system()
     prime = Field().prime
-
-    def forward(batch: Tensor, w: Tensor) -> float:
-        y = batch @ w.T
-        return _seconds(lambda: verified_forward(Linear(), y, batch, w, prime, randomness.fresh()))
-
+    small, one = Conv.make((3, 3)), torch.ones(1, 1, 3, 3, dtype=torch.int32)
+    nine = torch.full((1, 1, 1, 1), 9, dtype=torch.int32)
+    check = _seconds(lambda: verified_forward(small, nine, one, one, prime, randomness.fresh()))
     integers = x.round().to(torch.int32)
-    check = forward(torch.ones(2, 2, dtype=torch.int32), torch.ones(2, 2, dtype=torch.int32))
-    # Two channels, of which the result is the sum of all: it is exact, and made in no time.
-    op, w = Conv.make((1, 1), groups=1), torch.ones(2, _CHANNELS, 1, 1, dtype=torch.int32)
-    y = integers.sum(1, keepdim=True, dtype=torch.int32).repeat(1, 2, 1, 1)
+    # Weights of one: every channel of the result is the sum of all, which is exact and made in no time.
+    op, w = Conv.make((1, 1)), torch.ones(_CHANNELS, _CHANNELS, 1, 1, dtype=torch.int32)
+    y = integers.sum(1, keepdim=True, dtype=torch.int32).repeat(1, _CHANNELS, 1, 1)
     seconds = _seconds(lambda: verified_forward(op, y, integers, w, prime, randomness.fresh()))
     weigh = max(0.0, seconds - check) / (integers.numel() + y.numel())
 
@@ -158,14 +155,16 @@ def _echo() -> float:
     with here, there:
         thread = threading.Thread(target=answer, name="darknight-echo")
         thread.start()
-        begun = time.process_time()
-        for _ in range(_ECHO_COUNT):
-            here.send(b".")
-            here.recv(1)
-        seconds = time.process_time() - begun
+        best = float("inf")
+        for _ in range(_TIMES):
+            begun = time.process_time()
+            for _ in range(_ECHO_COUNT):
+                here.send(b".")
+                here.recv(1)
+            best = min(best, time.process_time() - begun)
         here.shutdown(socket.SHUT_WR)
         thread.join()
-    return seconds / _ECHO_COUNT
+    return best / _ECHO_COUNT
 
 
 def _call() -> float:
@@ -177,12 +176,14 @@ def _call() -> float:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """The best of a few, after one that is not counted."""
-    best = float("inf")
+    """The best of a few, after one that is not counted; of fewer if it takes long."""
+    best, since = float("inf"), time.perf_counter()
     for count in range(_TIMES + 1):
         begun = time.thread_time()
         run()
         best = min(best, time.thread_time() - begun) if count else best
+        if count and time.perf_counter() - since > _LONGEST:
+            break
     return best
 
 
