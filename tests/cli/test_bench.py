@@ -11,6 +11,7 @@ from darknight.bench import Ceiling, Passes
 from darknight.cli import bench as command_file
 from darknight.cli.app import run
 from darknight.cli.bench import summary
+from darknight.ops.cost import Rates
 
 FEW = ("--model", "small-cnn", "--size", "16", "--batch", "3", "--times", "1")
 
@@ -47,12 +48,23 @@ def test_json_has_the_ratio_and_what_it_is_made_of(here):
     assert found["kernels"]["decode_over_copy"] > 0
 
 
+def test_a_place_by_cost_is_measured_and_said(here, monkeypatch):
+    rates = Rates(**{**dict.fromkeys(Rates.__dataclass_fields__, 0.0), "call": 1.0})
+    monkeypatch.setattr("darknight.nn.places.measured_rates", lambda: rates)
+    done = here(*FEW, "--pass", "infer", "--place", "cost", "--json")
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)["breakdown"]["shm"]["infer"]["small_cnn"]
+    assert (parts["place"], parts["masked_layers"], parts["enclave"]["layers"]) == ("cost", 0, {})
+    assert "use one of structure, cost, workers" in refused(here(*FEW, "--place", "cloud"), 2)
+
+
 def test_the_tables_are_for_people(here):
     done = here(*FEW, "--pass", "infer", "--layers")
     assert done.returncode == 0, done.stderr
     assert "small-cnn, inference, batch 3 at 16x16: ceiling" in done.stdout
     assert "encode" in done.stdout
     assert "by layer" in done.stdout
+    assert "4 layers masked (by structure)" in done.stdout
     assert "of a copy of the same bytes" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

@@ -10,6 +10,7 @@ import pytest
 
 from darknight.cli.app import run
 from darknight.cli.scheme_options import Arithmetic, SchemeOptions
+from darknight.ops.cost import Rates
 from darknight.wire.identity import WORKER, Identity
 
 
@@ -104,6 +105,54 @@ def test_json_adds_up(here):
     assert parts["repeats"] > 0
     assert (found["cost"], found["objective"]) == (None, "wall time")
     assert found["memory"]["worker_keeps_bytes"] < found["memory"]["worker_bytes"]
+
+
+def products(found, where):
+    return [layer for layer in found["layers"] if layer["where"] == where and "enclave_flops" in layer]
+
+
+def test_products_that_stay_are_listed_with_their_reason_and_add_up(here):
+    flags = "--model mobilenet-small --shape 3x32x24 --json"
+    found, all_sent = planned(here(flags)), planned(here(f"{flags} --place workers"))
+    kept = products(found, "enclave")
+    assert {layer["why"] for layer in kept} == {"depthwise: cheaper to compute than to mask and check"}
+    assert {layer["groups"] > 1 for layer in kept} == {True}
+    assert (len(kept), len(products(found, "masked"))) == (7, 16)
+    assert (len(products(all_sent, "enclave")), len(products(all_sent, "masked"))) == (0, 23)
+    assert all(layer["traffic"]["sent_bytes"] == layer["shares"] == 0 for layer in kept)
+    for each in (found, all_sent):
+        own = sum(layer.get("enclave_flops", 0) for layer in each["layers"]) + sum(
+            operation["flops"] for operation in each["operations"]
+        )
+        assert own == each["step"]["enclave_flops"]
+    names = {layer["name"] for layer in kept}
+    apart = sum(layer["traffic"]["sent_bytes"] for layer in all_sent["layers"] if layer["name"] in names)
+    sent = [each["step"]["traffic"]["sent_bytes"] for each in (all_sent, found)]
+    assert sent[0] - sent[1] == apart > 0
+    assert found["hours_in_the_enclave_alone"] == all_sent["hours_in_the_enclave_alone"]
+    assert found["hours"] < all_sent["hours"]
+    assert "--place" not in found["command"]
+    assert all_sent["command"].endswith("--place workers")
+
+
+def test_by_cost_this_machine_is_measured(here, monkeypatch):
+    """With rates of a machine that nobody has: all is cheaper there, or nothing is."""
+    flags = "--model mobilenet-small --shape 3x32x24 --place cost"
+    free = dict.fromkeys(Rates.__dataclass_fields__, 0.0)
+    dear = {name: {**free, **rates} for name, rates in (("here", {"call": 1.0}), ("there", {"product": 1.0}))}
+    for name, expected in (("here", (23, 0)), ("there", (0, 23))):
+        monkeypatch.setattr("darknight.cli.plan.measured_rates", lambda name=name: Rates(**dear[name]))
+        done = here(flags)
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        found = planned(here(f"{flags} --json"))
+        assert (len(products(found, "enclave")), len(products(found, "masked"))) == expected
+        assert found["assumptions"]["rates"] == dear[name]
+        assert found["command"].endswith("--place cost")
+        assert ("Masked, in a step" in done.stdout) == (name == "there")
+        assert ("than to mask and check (2" in " ".join(done.stdout.replace("│", " ").split())) == (name == "here")
+    monkeypatch.undo()
+    assert planned(here(f"{flags} --json"))["assumptions"]["rates"]["copy"] > 0
 
 
 def test_real_arithmetic_within_a_target(here):
@@ -276,6 +325,7 @@ def test_an_image_that_is_too_small_says_for_what_it_is_enough(here):
         ("--notice-ms -1", "notice ms -1"),
         ("--integrity off", "integrity 'off'; use one of freivalds, parity, both"),
         ("--batch-size 0", "batch size 0"),
+        ("--place cloud", "place 'cloud'; use one of structure, cost, workers"),
         ("--colour", "--colour"),
     ],
 )

@@ -208,6 +208,24 @@ def test_a_resume_refuses_other_settings(refusal):
     assert not os.path.exists("nowhere")
 
 
+def test_a_resume_keeps_its_place(refusal):
+    assert "use one of structure, cost, workers" in refusal("train", "--output", "other", "--place", "cloud")
+    line = refusal("train", "--resume", "--place", "workers")
+    assert "--place: the training in darknight-train/checkpoints was started with another value" in line
+
+
+def test_a_training_by_cost_says_where_each_layer_was(tmp_path):
+    done = darknight(*QUICK, "--no-clear", "--place", "cost", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["settings"]["place"] == "cost"
+    layers = {layer["name"]: layer for layer in summary["private"]["layers"]}
+    assert layers.keys() == {"layers.1", "layers.3", "layers.5"}
+    # An MLP for digits is next to nothing: on every machine it is cheaper to compute than to send.
+    assert all("cheaper to compute" in layer["why"] and layer["calls"] > 0 for layer in layers.values())
+    assert (summary["private"]["traffic"]["sent_bytes"], summary["view"]) == (0, None)
+
+
 def test_killed_and_resumed_it_ends_as_if_nothing_had_been(tmp_path, full):
     """Resumed without any other flag: all the rest is taken from the checkpoint."""
     settings = ("--epochs", "3", "--no-clear", "--no-picture", "--schedule", "one-cycle", "--save-every", "0")

@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from darknight.coding import Field, Scheme
 from darknight.fleet import local_fleet
-from darknight.nn import protect_, unprotect_
+from darknight.nn import protect_at, unprotect_
+from darknight.ops.place import WORKERS
 from darknight.runtime import Runtime
 from darknight.types import Record
 
@@ -136,7 +137,7 @@ def record_training(
     steps: list[Step] = []
     model.train()
     with local_fleet(scheme, record=True) as fleet, Runtime(scheme, fleet, seed=seed) as runtime:
-        protect_(model, runtime)
+        protect_at(WORKERS, model, runtime, ())  # nothing stays for being cheap: workers see all that they can
         layers: tuple[str, str] | None = None
         try:
             before = _state(model)

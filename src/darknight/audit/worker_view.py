@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from darknight.coding import Scheme
 from darknight.errors import DataError
 from darknight.fleet import local_fleet
-from darknight.nn import protect_, unprotect_
+from darknight.nn import protect_at, unprotect_
+from darknight.ops.place import WORKERS
 from darknight.runtime import Runtime
 
 
@@ -43,7 +44,7 @@ def record_worker_view(model: nn.Module, images: Tensor, scheme: Scheme, *, work
     shares: list[Tensor] = []
     was_training = model.training
     with local_fleet(scheme, record=True) as fleet, Runtime(scheme, fleet) as runtime:
-        protect_(model, runtime)
+        protect_at(WORKERS, model, runtime, ())  # nothing stays for being cheap: workers see all that they can
         try:
             model.eval()
             with torch.no_grad():

@@ -16,7 +16,7 @@ from darknight.cli.progress import display_on
 from darknight.cli.scheme_options import PLACE_HELP
 from darknight.errors import UsageError
 from darknight.models import canonical
-from darknight.ops.place import STRUCTURE
+from darknight.ops.place import STRUCTURE, check_place
 
 _WORK, _OUTPUT = "What is measured", "Output"
 _BATCHES = {"vgg16": 8, "resnet152": 8}  # others: 16
@@ -51,6 +51,7 @@ def bench(
 
     Exit codes: 0 done, 1 a DarKnight error, 2 bad usage, 130 interrupted.
     """
+    check_place(place)
     kinds = _kinds(what)
     wanted = [(kind, canonical(name)) for kind in kinds for name in (model or _MODELS[kind])]
     found: list[Ceiling] = []

@@ -26,6 +26,7 @@ from darknight.errors import UsageError
 from darknight.fleet import Fleet, local_fleet
 from darknight.fleet.file import read_fleet_file
 from darknight.fleet.remote import connect
+from darknight.nn.report import MASKED
 from darknight.ops.place import STRUCTURE, check_place
 from darknight.report import shares_picture
 from darknight.runtime import Runtime
@@ -132,7 +133,8 @@ def run_training(
     """The summary, ready for JSON, and the picture as a PNG, if there can be one."""
     clear, history, ledger, layers, hands = _train(private, data, settings, store, resume, display)
     picture, view = None, None
-    if count := _images_for_picture(settings, data):
+    sent = any(layer["where"] == MASKED for layer in layers)
+    if (count := _images_for_picture(settings, data)) and sent:
         with display.stage("looking at what one worker saw"):
             picture, view = _picture(private, data, settings, count)
     waiting = ledger["time"]["waiting_seconds"]
