@@ -2,15 +2,18 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import darknight as dk
 from darknight.data import Augmentation, Dataset, Tensors
 from darknight.errors import DarKnightError, UsageError
 from darknight.train import Store, fit, read_checkpoint, read_model
 from fleet.threads import thread_fleet
+from ops.test_place import NOTHING
 from train.saved import SCHEME, StopAfter, network, protected, runtime_for, same, train, weights
 from train.test_interrupt import interrupt
 from train.test_loop import Scripted, recipe, toy
@@ -110,6 +113,64 @@ def test_a_step_that_failed_does_not_shift_what_follows(where, tmp_path):
         assert outcome(tmp_path / "failed")[0].step == 2  # what was reached before is saved
         train(tmp_path / "failed", model, RECIPES["sgd"], runtime=runtime, resume=True)
         assert same(weights(model), expected)
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+EXAMPLE = torch.empty(8, 1, 4, 6)
+RATES = {  # which layers stay: the linear one, both, none
+    "some": replace(NOTHING, product=1.0, call=1e4),
+    "all": replace(NOTHING, call=1.0),
+    "none": replace(NOTHING, product=1.0),
+}
+
+
+def by_cost(folder, rates, *, resume=False, stop_after=None):
+    with dk.Runtime(SCHEME, None, seed=3) as runtime:
+        model = network()
+        report = dk.protect_(model, runtime, example=EXAMPLE, rates=RATES[rates])
+        stop = pytest.raises(KeyboardInterrupt) if stop_after else nullcontext()
+        with stop:
+            progress = [StopAfter(stop_after, interrupt)] if stop_after else []
+            train(folder, model, RECIPES["sgd"], resume=resume, runtime=runtime, progress=progress)
+        return weights(model), [row.name for row in report.masked]
+
+
+@pytest.mark.parametrize("later", RATES)
+def test_a_training_by_cost_goes_on_with_its_places_on_a_machine_that_would_choose_others(later, tmp_path):
+    expected, masked = by_cost(tmp_path / "whole", "some")
+    assert masked == ["body.0"]
+    by_cost(tmp_path / "stopped", "some", stop_after=3)
+    found, masked = by_cost(tmp_path / "stopped", later, resume=True)
+    assert same(found, expected)
+    assert masked == ["body.0"]
+    if later != "some":  # by itself that machine ends elsewhere
+        assert not same(by_cost(tmp_path / "other", later)[0], expected)
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution that no module stands for, and that is first called in a step that fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.filters, self.head, self.fails = nn.Parameter(torch.ones(2, 1, 3, 3)), nn.Linear(16, 3), True
+
+    def forward(self, x):
+        y = self.head(nn.functional.conv2d(x.expand(-1, 2, -1, -1), self.filters, groups=2).flatten(1))
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("the fleet is lost")
+        return y
+
+
+def test_a_step_that_failed_leaves_the_places_as_they_are(tmp_path):
+    with dk.Runtime(SCHEME, None, seed=3) as runtime:
+        model = protected(Depthwise(), runtime)
+        with pytest.raises(RuntimeError, match="lost"):
+            train(tmp_path, model, runtime=runtime)
+        assert runtime.state_dict()["layers"]["filters"]["home"] is True
+        assert "home" not in runtime.state_dict()["layers"]["head"]
+        train(tmp_path, model, runtime=runtime)
+        assert runtime.state_dict()["layers"]["filters"]["home"] is True
 
 
 def test_a_failure_in_the_evaluation_costs_no_step(tmp_path):
