@@ -67,7 +67,7 @@ class Protection:
         self._free: set[object] = set()
         self._active = _Running()
         self._bindings: weakref.WeakSet[object] = weakref.WeakSet()
-        self.staying = Staying()
+        self.at_home = Staying()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
@@ -100,6 +100,7 @@ class Protection:
 
     def product(self, label: str, kind: str, op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The product through the runtime, counted."""
+        self.at_home.seen()
         y = product(self.runtime, self.layer(label, kind), op, x, w, bias)
         batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
@@ -203,11 +204,11 @@ class _Watch(TorchFunctionMode):
         make = _PRODUCTS.get(func)
         why = self._protection.why_staying
         if make is None:
-            found = self._protection.staying(func, args, kwargs)
+            found = self._protection.at_home(func, args, kwargs)
             if found is not None:
                 return found
         else:
-            self._protection.staying.seen()
+            self._protection.at_home.seen()
         if make is not None and why is None:
             call = _Call(*args, **kwargs)
             public = self._protection.public(call.weight)
