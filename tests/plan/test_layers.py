@@ -126,8 +126,9 @@ def test_what_autograd_keeps_is_what_it_keeps_of_the_protected_model(name):
         dk.unprotect_(model)
     found = counted(name).saved_bytes
     # Of a batch norm, what the CPU saves beside its input is some numbers a channel more or less than on meta.
-    assert found == pytest.approx(plain, rel=0.01)
     assert found == pytest.approx(protected, rel=0.02)
+    relu6 = any(isinstance(module, torch.nn.ReLU6) for module in model.modules())  # of which torch keeps a copy more
+    assert found < 0.8 * plain if relu6 else found == pytest.approx(plain, rel=0.01)
     assert counted(name, batch_size=2 * BATCH).saved_bytes > 1.8 * found
 
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from darknight.kernels import compiled_layers as kernels
-from darknight.kernels.compiled_layers import Library, Window
+from darknight.kernels.compiled_layers import Library, Normalised, Window
 
 _Limits = tuple[float, float]
 
@@ -122,17 +122,17 @@ class _Normalised(torch.autograd.Function):
         found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon)
         assert found is not None, "it was asked before"
         y, by = found
-        ctx.save_for_backward(x, weight, bias)
-        ctx.call = (library, by, epsilon, behind)
+        ctx.save_for_backward(x, weight, bias, by.scale, by.shift, by.mean, by.inverse)
+        ctx.call = (library, epsilon, behind)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        library, by, epsilon, behind = ctx.call
-        x, weight, bias = ctx.saved_tensors
+        library, epsilon, behind = ctx.call
+        x, weight, bias, *by = ctx.saved_tensors
         found = None
         if not torch.is_grad_enabled():
-            found = kernels.derive(library, x, grad.contiguous(), by, behind.limits)
+            found = kernels.derive(library, x, grad.contiguous(), Normalised(*by), behind.limits)
         if found is None:  # it is to be derived again (create_graph=True), or came in another dtype
             return (*_by_torch(x, weight, bias, grad, epsilon, behind.limits), *[None] * 5)
         gx, gw, gb = found
