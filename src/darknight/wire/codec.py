@@ -32,7 +32,7 @@ from darknight.types import (
     Weights,
 )
 from darknight.wire import fields
-from darknight.wire.fields import HEADER_LIMIT, BadFrame, Header, pack, unpack
+from darknight.wire.fields import HEADER_LIMIT, BadFrame, Header, extended, pack, unpack
 
 __all__ = [
     "CHUNK",
@@ -45,6 +45,7 @@ __all__ = [
     "check_answer",
     "check_message",
     "chunks_of",
+    "extended",
     "form_of",
     "header_of",
     "is_refusal",
@@ -65,6 +66,7 @@ Form = tuple[torch.dtype, tuple[int, ...]]
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_BYTES = 1 << 48
 _INT32 = 1 << 31  # primes, and the settings of ops
+_NONE = torch.empty(0, device="meta")  # where a message is looked at before its tensor is there
 
 if sys.byteorder != "little":
     raise ImportError("DarKnight sends tensors as they are in memory, and this machine is not little-endian.")
@@ -178,7 +180,7 @@ _KEYS = {
 
 def check_message(header: Header) -> None:
     """Raises BadFrame unless the header is one of a message in every field: to be known before the tensor is read."""
-    _message(header, None)
+    _message(header, _NONE)
 
 
 def message_from(header: Header, tensor: Tensor | None) -> Message:
@@ -186,10 +188,10 @@ def message_from(header: Header, tensor: Tensor | None) -> Message:
     form = form_of(header)
     if form is None and tensor is not None:
         raise BadFrame("a tensor with a message that has none")
-    return _message(header, None if form is None else _fits(tensor, form))
+    return _message(header, _NONE if form is None else _fits(tensor, form))
 
 
-def _message(header: Header, tensor: Tensor | None) -> Message:
+def _message(header: Header, tensor: Tensor) -> Message:
     kind = _kind(header, ("weights", "forward", "backward", "forget"))
     if kind == "forget":
         return Forget(
@@ -197,8 +199,7 @@ def _message(header: Header, tensor: Tensor | None) -> Message:
             weights=tuple(_key(key) for key in fields.a_list(header["weights"])),
             everything=fields.flag(header["everything"]),
         )
-    form = _form(header)
-    tensor = torch.empty(form[1], dtype=form[0], device="meta") if tensor is None else tensor
+    _form(header)
     layer, version = fields.text(header["layer"]), fields.number(header["version"])
     if kind == "weights":
         prime = header["prime"]
@@ -258,28 +259,30 @@ def is_refusal(header: Header) -> bool:
     return _kind(header, ("answer", "refusal")) == "refusal"
 
 
-def check_answer(header: Header) -> None:
-    """Raises BadFrame unless the header is one of an answer in every field: to be known before its tensors are read."""
-    _answer(
-        header, {kind: torch.empty(form[1], dtype=form[0], device="meta") for kind, form in reply_forms(header).items()}
-    )
+def check_answer(header: Header) -> dict[Pass, Form]:
+    """Its `reply_forms`. Raises BadFrame unless the header is one of an answer in every field.
+
+    To be known before its tensors are read.
+    """
+    _answer(header, {})
+    return reply_forms(header)
 
 
 def reply_from(header: Header, tensors: Mapping[Pass, Tensor]) -> Reply:
     """The reply of a header and the tensors that came with it. Words of a worker come out printable."""
     if is_refusal(header):
         return Refusal(message=fields.printable(fields.text(header["message"])))
-    return _answer(header, tensors)
-
-
-def _answer(header: Header, tensors: Mapping[Pass, Tensor]) -> Answer:
     forms = reply_forms(header)
     if forms.keys() != tensors.keys():
         raise BadFrame("tensors that are not what their header says")
+    return _answer(header, {kind: _fits(tensors[kind], form) for kind, form in forms.items()})
+
+
+def _answer(header: Header, tensors: Mapping[Pass, Tensor]) -> Answer:
     return Answer(
         layer=fields.text(header["layer"]),
         call=fields.number(header["call"]),
-        tensors={kind: _fits(tensors[kind], form) for kind, form in forms.items()},
+        tensors=tensors,
         seconds=fields.seconds(header["seconds"]),
     )
 

@@ -37,12 +37,24 @@ class BadFrame(Exception):  # noqa: N818 - an event on the wire; who reads it ma
 def pack(header: Mapping[str, object]) -> bytes:
     """The frame of a header."""
     try:
-        frame = json.dumps(header, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        frame = _ENCODER.encode(header).encode()
     except (TypeError, ValueError) as error:  # a surrogate in a name, NaN
         raise BadFrame(f"a header that cannot be written as JSON: {type(error).__name__}") from None
     if len(frame) > HEADER_LIMIT:
         raise BadFrame(f"a header of {len(frame)} bytes; at most {HEADER_LIMIT} are allowed")
     return frame
+
+
+def extended(frame: bytes, more: Mapping[str, object]) -> bytes:
+    """The frame of a header with more keys, of which it has none yet.
+
+    >>> extended(pack({"kind": "forget"}), {"ticket": 3})
+    b'{"kind":"forget","ticket":3}'
+    """
+    longer = frame[:-1] + b"," + pack(more)[1:]
+    if len(longer) > HEADER_LIMIT:
+        raise BadFrame(f"a header of {len(longer)} bytes; at most {HEADER_LIMIT} are allowed")
+    return longer
 
 
 def unpack(frame: bytes) -> Header:
@@ -52,7 +64,7 @@ def unpack(frame: bytes) -> Header:
     try:
         text = frame.decode()
         _check_depth(text)
-        header = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        header = _DECODER.decode(text)
     except (ValueError, RecursionError):  # the decoder's own messages quote the text
         raise BadFrame("a header that is not UTF-8 JSON") from None
     if type(header) is not dict:
@@ -61,6 +73,8 @@ def unpack(frame: bytes) -> Header:
 
 
 def _check_depth(text: str) -> None:
+    if text.count("[") + text.count("{") <= _DEPTH:  # as in every answer: then no nest is deeper
+        return
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1
@@ -76,6 +90,11 @@ def _object(pairs: list[tuple[str, object]]) -> Header:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise BadFrame(f"a header with {name}")
+
+
+# Made once: json.dumps and json.loads make them for every call that is not the usual one.
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant)
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------

@@ -165,29 +165,27 @@ class _Stream:
     def post(self, message: Weights | Forget) -> None:
         self._check()
         with self._explaining():
-            header = codec.header_of(message)
-            codec.pack(header)
+            frame, places = codec.pack(codec.header_of(message)), None
             if isinstance(message, Weights) and self._lending is not None:
-                header |= self._lending.lend_weights(message)
+                places = self._lending.lend_weights(message)
         with self._explaining(), self._lock:
-            parcel = self._parcel(header, message.tensor if isinstance(message, Weights) else None)
+            parcel = self._parcel(frame, places, message.tensor if isinstance(message, Weights) else None)
             self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
                 self._lending.forgets(parcel.ticket, message, self._oldest())
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()
-        loan = parcel = None
+        loan = parcel = places = None
         try:
             with self._explaining():
-                header = codec.header_of(task)
-                codec.pack(header)  # what does not fit shall fail before a place is taken for it
+                frame = codec.pack(codec.header_of(task))  # what does not fit fails before a place is taken for it
                 if self._lending is not None:
                     loan = self._lending.lend(task, question.expected)
                     question.collect = partial(self._lending.collect, loan, question.expected)
-                    header |= loan.header()
+                    places = loan.header()
             with self._explaining(), self._lock:
-                parcel = self._parcel(header, task.tensor)
+                parcel = self._parcel(frame, places, task.tensor)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
                 if self._lending is not None and loan is not None:
                     self._lending.asked(parcel.ticket, loan)
@@ -196,14 +194,15 @@ class _Stream:
             self._take_back(parcel, loan)
             raise
 
-    def _parcel(self, header: Header, tensor: Tensor | None) -> Parcel:
+    def _parcel(self, frame: bytes, places: Header | None, tensor: Tensor | None) -> Parcel:
+        """places: in shared memory, from where the worker takes the tensor; None if it follows the frame."""
         if self.failure is not None:
             raise _again(self.failure)
         if self._outbox.full:
             raise LinkClosed("the worker reads nothing of what it is sent")
         ticket = self._tickets + 1
-        header["ticket"] = ticket
-        parcel = Parcel(ticket, codec.pack(header), None if "place" in header else tensor)
+        more = codec.extended(frame, {"ticket": ticket, **(places or {})})
+        parcel = Parcel(ticket, more, tensor if places is None else None)
         self._tickets = ticket
         return parcel
 

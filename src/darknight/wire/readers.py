@@ -100,13 +100,12 @@ class ReplyReader:
         if codec.is_refusal(header):
             self._filling, self._tensors = _Filling([]), {}
             return
-        codec.check_answer(header)
+        forms = codec.check_answer(header)  # in the order in which they come
         if (header["layer"], header["call"]) != (question.layer, question.call):
             raise BadFrame("an answer to another question than the one asked")
         due = _due(question.expected)
-        if complaint := _complaint(codec.reply_forms(header), due):
+        if complaint := _complaint(forms, due):
             raise BadFrame(complaint)
-        forms = codec.reply_forms(header)  # in the order in which they come
         if question.collect is not None:
             self._filling, self._tensors = _Filling([]), question.collect() if wanted else None
         elif wanted:
