@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from darknight.bench import Contest, Cost, Rivals, measure_rivals, rival
+from darknight.bench.processors import processor_seconds
 from darknight.bench.rival_networks import CLASSES, SHAPE, digits, inference_network, training_network
 from darknight.bench.rival_process import INSTALL, MissingError, RivalProcess, Turn
 from darknight.errors import UsageError
@@ -204,8 +205,8 @@ def test_processors_of_workers_count(program):
     process = program(BUSY)
     process.ready()
     here = time.process_time()
-    assert rival._processor_seconds((process._process.pid,)) - here > 0.5
-    assert rival._processor_seconds(()) - here < 0.5
+    assert processor_seconds((process._process.pid,)) - here > 0.5
+    assert processor_seconds(()) - here < 0.5
 
 
 def contest(name, ours, theirs):

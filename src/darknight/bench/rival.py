@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from darknight.bench.crypten_party import LEARNING_RATE
+from darknight.bench.processors import processor_seconds
 from darknight.bench.rival_networks import (
     CLASSES,
     POOLINGS,
@@ -255,17 +256,12 @@ def _timed(work: Callable[[], Tensor], workers: tuple[int, ...] = (), *, each: i
     """workers: process ids whose processors count too. each: what is done at once, to give the cost of one."""
 
     def run() -> Turn:
-        begun, computed = time.perf_counter(), _processor_seconds(workers)
+        begun, computed = time.perf_counter(), processor_seconds(workers)
         result = work()
-        seconds, processor = time.perf_counter() - begun, _processor_seconds(workers) - computed
+        seconds, processor = time.perf_counter() - begun, processor_seconds(workers) - computed
         return Turn(seconds=seconds / each, processor_seconds=processor / each, result=tuple(result.flatten().tolist()))
 
     return run
-
-
-def _processor_seconds(workers: tuple[int, ...]) -> float:
-    """Of this process and others. Linux has a clock for every process, whose number is made of the process id."""
-    return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in workers)
 
 
 @contextmanager
