@@ -30,6 +30,7 @@ def test_defaults():
     found = read_options(["--allow-enclave", "a.pem"], {"XDG_DATA_HOME": "/data"})
     assert (found.listen, found.device, found.engine) == ("127.0.0.1:7001", "cpu", "local")
     assert (found.metrics, found.memory_limit, found.shared_memory) == (None, None, None)
+    assert found.strategy == "measured"
     assert str(found.state) == "/data/darknight/worker"
     assert [str(path) for path in found.allow_enclave] == ["a.pem"]
 
@@ -62,6 +63,12 @@ def test_every_flag_has_a_variable_and_wins_over_it():
     assert read_options([*arguments, "--allow-enclave", "c.pem"], other).threads == 3
 
 
+def test_the_strategy_can_be_fixed_by_flag_and_variable():
+    variables = {"DARKNIGHT_WORKER_STRATEGY": "int8-unfolded", "DARKNIGHT_WORKER_ALLOW_ENCLAVE": "a.pem"}
+    assert read_options([], variables).strategy == "int8-unfolded"
+    assert read_options(["--strategy", "float64"], variables).strategy == "float64"
+
+
 def test_help_has_an_example_the_exit_codes_and_every_flag(capsys):
     assert program.main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -82,6 +89,8 @@ def test_help_has_an_example_the_exit_codes_and_every_flag(capsys):
         (["--memory-limit", "8GB"], r"\"8GB\" is not a size.*8GiB"),
         (["--threads", "0"], "not a number from 1"),
         (["--engine", "magic"], "is none of local, ray"),
+        (["--strategy", "fast"], "is none of measured, float64, .*int8-unfolded"),
+        (["--strategy", "float64", "--engine", "ray", "--allow-enclave", "CERT"], "every actor .* measures its own"),
         (["--grace", "nan"], "not a number of seconds"),
         (["--operator", "a\nb"], "printable"),
         (["--allow-enclave", "CERT", "--hostile", "noise"], "argument --hostile: .*never where data is real"),

@@ -9,6 +9,7 @@ would not fit, and plans say by it what they need.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -16,9 +17,11 @@ import torch
 from darknight.errors import OpError
 from darknight.ops.conv import Conv
 from darknight.ops.conv_transpose import ConvTranspose
+from darknight.ops.estimate_unfolded import strategy_bytes
 from darknight.ops.field import EXACT, limbs_for
 from darknight.ops.linear import Linear
 from darknight.ops.op import BilinearOp, Shape
+from darknight.ops.strategy import DOUBLES, STRATEGIES, Work, most_copies
 from darknight.types import BackwardTask, ForwardTask, Pass, Weights
 
 _DOUBLE = 8
@@ -28,17 +31,20 @@ _SLACK = 1 << 16  # small things: scalars, rounding of the allocator
 
 @dataclass(frozen=True)
 class Reach:
-    """Upper bounds of the sum of |weight| that one element of y, and one of gx, meets. They decide about limbs."""
+    """Upper bounds of the sum of |weight| that one element of y, and one of gx, meets, and of one |weight|. They decide
+    about limbs.
+    """
 
     forward: float
     backward: float
+    largest: float
 
     @classmethod
     def of(cls, op: BilinearOp, w_shape: Shape, largest: float) -> Reach:
         """largest: an upper bound of |weight|."""
         shadow = torch.empty(w_shape, device="meta")  # a tensor without memory
         fan_in, fan_out = op.by_output(shadow).shape[1], op.by_input(shadow).shape[1]
-        return cls(max(1.0, fan_in * largest), max(1.0, fan_out * largest * _copies(op)))
+        return cls(max(1.0, fan_in * largest), max(1.0, fan_out * largest * most_copies(op)), largest)
 
 
 def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearOp, reach: Reach) -> int:
@@ -53,6 +59,7 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
         y_shape = op.output_shape(x_shape, w_shape)
         part = _largest(op.output_blocks(w_shape), w_shape[0], w_shape)
         needs = _product(op, weights.prime, reach.forward, x_shape, y_shape, x_shape, w_shape, part)
+        needs = max(needs, _others(op, Pass.FORWARD, weights.prime, reach, x_shape, w_shape))
         return needs + prod(y_shape) * width
     x_shape = task.x_shape
     y_shape = op.output_shape(x_shape, w_shape)
@@ -66,11 +73,32 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
         total += prod(x_shape) * width
         part = _largest(op.input_blocks(w_shape), w_shape[1], w_shape)
         needs = _product(op, weights.prime, reach.backward, y_shape, x_shape, x_shape, w_shape, part)
+        needs = max(needs, _others(op, Pass.GRAD_INPUT, weights.prime, reach, x_shape, w_shape))
         peak = total + needs + _origin(op, x_shape)
     if Pass.GRAD_WEIGHT in task.passes:
         total += prod(w_shape) * width
-        peak = max(peak, total + _weight_product(op, weights.prime, x_shape, y_shape, w_shape))
+        needs = _weight_product(op, weights.prime, x_shape, y_shape, w_shape)
+        needs = max(needs, _others(op, Pass.GRAD_WEIGHT, weights.prime, reach, x_shape, w_shape))
+        peak = max(peak, total + needs)
     return peak
+
+
+def _others(op: BilinearOp, kind: Pass, prime: int | None, reach: Reach, x_shape: Shape, w_shape: Shape) -> int:
+    """What the strategies beside torch's own ops on doubles take at most: which one it will be shows in time."""
+    if prime is None:
+        return 0
+    largest = float(2 ** int(reach.largest).bit_length() - 1)  # as workers round it, so that it is measured once
+    return _most(Work(op=op, kind=kind, x_shape=x_shape, w_shape=w_shape, prime=prime, largest=largest))
+
+
+@lru_cache(maxsize=1024)
+def _most(work: Work) -> int:
+    takers = [
+        strategy
+        for strategy in STRATEGIES.values()
+        if strategy is not DOUBLES and any(strategy.takes(work, torch.device(device)) for device in ("cpu", "cuda"))
+    ]
+    return max((strategy_bytes(strategy, work) for strategy in takers), default=0)
 
 
 def _largest(blocks: tuple[slice, ...], channels: int, w_shape: Shape) -> int:
@@ -131,12 +159,3 @@ def _origin(op: BilinearOp, x_shape: Shape) -> int:
     if not isinstance(op, Conv) or op.padding.mode == "zeros":
         return 0
     return 4 * _DOUBLE * prod(op.padding.padded(x_shape[2:]))
-
-
-def _copies(op: BilinearOp) -> int:
-    """An upper bound of op.copies (which would allocate): how often padding repeats one element."""
-    if not isinstance(op, Conv) or op.padding.mode == "zeros":
-        return 1
-    if op.padding.mode == "replicate":
-        return prod(1 + left + right for left, right in op.padding.amounts)
-    return prod(1 + (left > 0) + (right > 0) for left, right in op.padding.amounts)

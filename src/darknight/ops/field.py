@@ -147,7 +147,8 @@ def centred(values: Tensor, prime: int) -> Tensor:
 
 def residues(values: Tensor, prime: int) -> Tensor:
     """The canonical residues in [0, prime) of values above -prime and below prime, as int32."""
-    return torch.where(values < 0, values + prime, values).to(torch.int32)
+    found = values.to(torch.int32)
+    return found.add_(found.bitwise_right_shift(31).bitwise_and_(prime))  # the shift is -1 for what is negative
 
 
 def combine_clear(row: Sequence[int], groups: Tensor, prime: int) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from darknight.errors import UsageError
-from darknight.ops import BilinearOp, either
+from darknight.ops import BilinearOp
 from darknight.types import Weights
+from darknight.worker.choice import MEASURED, Choice, largest_of
 
 
 class Engine(Protocol):
@@ -39,32 +41,55 @@ class LocalEngine:
     """One device of this machine.
 
     threads: how many threads of the processor torch uses, for the whole process; None leaves it to torch.
+    strategy: how passes in the field are computed (darknight.worker.choice); the results are the same.
     """
 
-    def __init__(self, device: torch.device | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, device: torch.device | None = None, threads: int | None = None, strategy: str = MEASURED
+    ) -> None:
         self.device = device or torch.device("cpu")
         if threads is not None:
             if threads < 1:
                 raise UsageError(f"{threads} threads; at least 1 is needed to compute.")
             torch.set_num_threads(threads)
+        self.choice = Choice(self.device, strategy)
+        self._largest: weakref.WeakKeyDictionary[Weights, float] = weakref.WeakKeyDictionary()
 
     def place(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cuda":  # from pinned memory a GPU fetches it by itself, at the full speed of the bus
+            return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
 
     def forward(self, weights: Weights, op: BilinearOp, x: Tensor) -> Tensor:
-        return either.forward(op, x, weights.tensor, weights.prime).cpu()
+        return self._back(self.choice.forward(op, x, weights.tensor, weights.prime, self._bound(weights)))
 
     def grad_input(self, weights: Weights, op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...]) -> Tensor:
-        return either.grad_input(op, delta, weights.tensor, x_shape, weights.prime).cpu()
+        w, bound = weights.tensor, self._bound(weights)
+        return self._back(self.choice.grad_input(op, delta, w, x_shape, weights.prime, bound))
 
     def grad_weight(self, weights: Weights, op: BilinearOp, x: Tensor, delta: Tensor) -> Tensor:
-        return either.grad_weight(op, x, delta, tuple(weights.tensor.shape), weights.prime).cpu()
+        return self._back(self.choice.grad_weight(op, x, delta, tuple(weights.tensor.shape), weights.prime))
 
     def forget(self, weights: Weights) -> None:
-        """Nothing is kept beside the weights themselves."""
+        self._largest.pop(weights, None)
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _bound(self, weights: Weights) -> float | None:
+        """The largest |weight|, looked for once: weights serve two passes."""
+        if weights.prime is None:
+            return None
+        if weights not in self._largest:
+            self._largest[weights] = largest_of(weights.tensor)
+        return self._largest[weights]
+
+    def _back(self, found: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return found.cpu()
+        answer = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        answer.copy_(found)
+        return answer
 
 
 def device_named(text: str) -> torch.device:

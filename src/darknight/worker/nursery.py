@@ -37,6 +37,7 @@ from darknight.wire import Seat
 from darknight.wire.hostile import Plan, require_insecure
 from darknight.wire.identity import WORKER, Identity
 from darknight.wire.recording import RecordingSeat
+from darknight.worker.choice import MEASURED, VARIABLE
 from darknight.worker.engine import LocalEngine
 from darknight.worker.logs import set_up_logs
 from darknight.worker.machine import available_memory, open_more_files, wall_off
@@ -225,7 +226,7 @@ def _serve(order: Order, worker: int) -> None:
         set_up_logs("info", "text")  # each lie
     # All of this machine is here to try things out with, but for what the enclave itself needs.
     limit = berth.memory_limit or available_memory() * 3 // 4 // len(order.workers)
-    engine = LocalEngine(torch.device("cpu"), berth.threads)
+    engine = LocalEngine(torch.device("cpu"), berth.threads, os.environ.get(VARIABLE, MEASURED))
     wall_off(limit)
     recording: Callable[[Seat], Seat] | None = None
     if berth.record_fd is not None:

@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 from darknight import __version__
 from darknight.errors import UsageError
+from darknight.ops.strategy import STRATEGIES
 from darknight.wire.hostile import INSECURE_VARIABLE, Plan, require_insecure
 from darknight.worker.budget import size_from
+from darknight.worker.choice import MEASURED, strategy_names
 from darknight.worker.logs import LEVELS
 
 PROGRAM = "darknight worker"
@@ -42,6 +44,7 @@ class Options:
     listen: str
     device: str
     threads: int | None
+    strategy: str
     memory_limit: int | None
     operator: str
     engine: str
@@ -94,6 +97,8 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
     flag("--listen", _address, "127.0.0.1:7001", "where to listen; port 0 takes any (default %(default)s)", "HOST:PORT")
     flag("--device", str, "cpu", "cpu, or cuda:N (default cpu)", "DEVICE")
     flag("--threads", _count, None, "threads of the processor to compute with (default: all cores)", "N")
+    how = f"how to compute in the field: measured takes the fastest (default), or one of {', '.join(STRATEGIES)}"
+    flag("--strategy", _one_of(*strategy_names()), MEASURED, how, "NAME")
     flag("--memory-limit", _size, None, "for all enclaves together (default: half of the memory)", "SIZE")
     flag("--operator", _name, _host_name(), "who runs this worker, as in the fleet file (default: this host)", "NAME")
     flag("--engine", _one_of("local", "ray"), "local", "local, or ray: this operator's Ray cluster", "local|ray")
@@ -144,6 +149,8 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
     for name in ("ray_address", "ray_actors"):
         if found[name] is not None and found["engine"] != "ray":
             parser.error(f"--{name.replace('_', '-')} is about a Ray cluster; add --engine ray, or leave it out.")
+    if found["strategy"] != MEASURED and found["engine"] == "ray":
+        parser.error("--strategy is about this machine's device; every actor of a Ray cluster measures its own.")
     return Options(**{**found, "allow_enclave": tuple(found["allow_enclave"])})
 
 

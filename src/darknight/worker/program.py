@@ -139,7 +139,7 @@ def _absolute(door: str | None) -> str | None:
 def _engine(options: Options, device: torch.device, limit: int) -> Engine:
     if options.engine == "ray":
         return RayEngine(options.ray_address, actors=options.ray_actors, object_store=max(limit, _LEAST_STORE))
-    return LocalEngine(device, options.threads)
+    return LocalEngine(device, options.threads, options.strategy)
 
 
 def _announce(
@@ -153,6 +153,7 @@ def _announce(
         ("listening", address),
         ("operator", settings.operator),
         ("computing", f"{settings.device}, {hands}"),
+        *([("strategy", engine.choice.words)] if isinstance(engine, LocalEngine) else []),
         ("memory", f"{size_in_words(settings.limit)} for {places}"),
         ("certificate", str((options.state / CERTIFICATE_FILE).absolute())),
         ("fingerprint", identity.fingerprint),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from darknight.errors import OpError, UsageError
-from darknight.ops import BilinearOp, either
+from darknight.ops import BilinearOp
+from darknight.worker.choice import Choice
 
 Array = npt.NDArray[Any]
 
@@ -109,6 +110,7 @@ class Actor:
 
     def __init__(self, gpu: bool) -> None:
         self._device = torch.device("cuda" if gpu else "cpu")
+        self._choice = Choice(self._device)
         # Ray hands over memory that nobody may write; nothing here does.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
@@ -116,12 +118,12 @@ class Actor:
         return None
 
     def forward(self, op: BilinearOp, x: Array, w: Array, prime: int | None) -> tuple[Array, None]:
-        return self._back(either.forward(op, self._on(x), self._on(w), prime)), None
+        return self._back(self._choice.forward(op, self._on(x), self._on(w), prime)), None
 
     def grad_input(
         self, op: BilinearOp, delta: Array, w: Array, x_shape: tuple[int, ...], prime: int | None
     ) -> tuple[Array, None]:
-        return self._back(either.grad_input(op, self._on(delta), self._on(w), x_shape, prime)), None
+        return self._back(self._choice.grad_input(op, self._on(delta), self._on(w), x_shape, prime)), None
 
     def grad_weight(
         self, op: BilinearOp, x: Array, delta: Array, w_shape: tuple[int, ...], prime: int | None
@@ -130,7 +132,7 @@ class Actor:
         left, right = self._on(x), self._on(delta)
         if prime is None:
             left, right = left.to(torch.float64), right.to(torch.float64)
-        return self._back(either.grad_weight(op, left, right, w_shape, prime)), None
+        return self._back(self._choice.grad_weight(op, left, right, w_shape, prime)), None
 
     def add(self, left: Array, right: Array, prime: int | None) -> tuple[Array, None]:
         if prime is None:
