@@ -17,6 +17,7 @@ def test_only_what_came_with_the_model_counts():
     assert found.words()["protected"] == {"before": 300, "peak": 600, "shared": 50}
 
 
+@pytest.mark.full
 def test_more_examples_take_more_and_only_the_enclave_shares():
     few, many = (measure_memory("small-cnn", batch=batch, size=48) for batch in (3, 96))
     assert few.plain.shared == 0 < few.protected.shared

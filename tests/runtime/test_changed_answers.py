@@ -21,7 +21,12 @@ from runtime.scripts import network
 from wire.peers import EchoSession, bench
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)
-PASSES = pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)
+# The gradient of the input goes the way of forward: with --full.
+PASSES = pytest.mark.parametrize(
+    "kind",
+    [Pass.FORWARD, pytest.param(Pass.GRAD_INPUT, marks=pytest.mark.full), Pass.GRAD_WEIGHT],
+    ids=lambda kind: kind.value,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
