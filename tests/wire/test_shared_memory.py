@@ -510,25 +510,6 @@ def test_a_worker_that_keeps_a_segment_keeps_no_memory_of_the_enclave_with_it(en
         os.close(kept)
 
 
-def test_what_is_read_in_place_stays_when_the_link_ends_and_goes_when_it_is_released(ends):
-    """A worker that dies after its answer is no liar: nothing else may be found where its answer was."""
-    memory, view = ends
-    kept, other = memory.reserve(800), memory.reserve(80)
-    answer = memory.look(kept, (100,), torch.int64)
-    read(view, kept, answer, writable=True).fill_(7)
-    memory.keep(kept)
-    assert answer.eq(7).all()  # without a copy: it is what the worker wrote after it was handed out
-    memory.close()
-    assert answer.eq(7).all()
-    memory.free(other)
-    assert answer.eq(7).all()
-    memory.free(kept)
-    assert answer.eq(0).all()  # the pages are the system's again
-    memory.free(kept)
-    with pytest.raises(LinkClosed):
-        memory.keep(kept)
-
-
 def test_a_block_of_another_link_cannot_be_taken_or_freed():
     host, doors = Host(), [pair() for _ in range(2)]
     one, two = (Memory(host, mine) for mine, _ in doors)

@@ -19,10 +19,9 @@ from darknight.kernels.masking import (
     quantise_stochastic,
     unmask,
 )
-from darknight.kernels.reference import are_residues, combine_grid, dequantise
+from darknight.kernels.reference import combine_grid, dequantise
 
 __all__ = [
-    "are_residues",
     "checksum",
     "combine",
     "combine_grid",

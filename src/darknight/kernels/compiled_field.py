@@ -41,7 +41,7 @@ class _Combination(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
-    "combine": ((*(_POINTER,) * 7, _FLOAT, _NUMBER, _NUMBER, _POINTER), None),
+    "combine": ((*(_POINTER,) * 7, _FLOAT, _NUMBER, _NUMBER), None),
     "encode": ((*(_POINTER,) * 3, _NUMBER, _NUMBER, _FLOAT, *(_POINTER,) * 3, _NUMBER, _NUMBER), None),
     "largest": ((_POINTER, _NUMBER), _INT),
     "quantise": ((_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER), None),
@@ -49,7 +49,6 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
     "checksum": ((_POINTER, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
 }
-_VERSIONS = {"combine": 2}  # of their interfaces; of the others, 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" for those without vector instructions of this processor."""
         found = {
-            name: compiled.loaded("field", f"darknight_{name}_{kind}{_VERSIONS.get(name, 1)}", *signature)
+            name: compiled.loaded("field", f"darknight_{name}_{kind}1", *signature)
             for name, signature in _SIGNATURES.items()
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -129,11 +128,10 @@ def combine(
     outs: Sequence[Tensor],
     floats: Sequence[Tensor] = (),
     scale: float = 1.0,
-    outside: list[int] | None = None,
 ) -> bool:
     """As reference.combine into `outs`, and times `scale` into `floats`, if there are any; nothing may overlap.
 
-    outside: as in `unmask`. False if it is not for these.
+    False if it is not for these.
     """
     structure, every = form.structure(), [*sources, *outs, *floats]
     if structure is None or len(sources) != len(form.ranges) or len(outs) != len(form.matrix):
@@ -148,7 +146,6 @@ def combine(
     if blocks * length == 0:
         return True
     count = len(sources)
-    flags = None if outside is None else (_INT * count)()
     library.combine(
         ctypes.byref(structure),
         _pointers(sources),
@@ -160,24 +157,8 @@ def combine(
         scale,
         blocks,
         length,
-        flags,
     )
-    if outside is not None and flags is not None:
-        outside += [place for place, flag in enumerate(flags) if flag]
     return True
-
-
-def unmask(
-    library: Library,
-    form: Form,
-    sources: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    floats: Sequence[Tensor],
-    scale: float,
-) -> list[int] | None:
-    """As reference.unmask, with every source read once, tile by tile. None if it is not for these."""
-    outside: list[int] = []
-    return outside if combine(library, form, sources, outs, floats, scale, outside) else None
 
 
 def encode(

@@ -235,27 +235,14 @@ INLINE field field_of(const combination *what) {
     return f;
 }
 
-/* A tile of an answer, from memory that somebody else may write to at any moment: it is read once, and what was read is
- * looked at. Numbers that are no residues make it zeros, so that no sum overflows. Returns whether there were any. */
-INLINE int fetch(int32_t *restrict tile, const int32_t *from, int64_t n, int32_t prime) {
-    memcpy(tile, from, (size_t)n * sizeof *tile);
-    __asm__ volatile("" : : "r"(tile) : "memory"); /* from here on nothing may be taken from there instead */
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) most = (uint32_t)tile[i] > most ? (uint32_t)tile[i] : most;
-    if (most < (uint32_t)prime) return 0;
-    memset(tile, 0, (size_t)n * sizeof *tile);
-    return 1;
-}
-
-/* outs[row] = sum over source of matrix[row][source] * sources[source]; with floats, also as that times `scale`. With
- * outside (source), sources are fetched, and it is set for those that are not made of residues. */
+/* outs[row] = sum over source of matrix[row][source] * sources[source]; with floats, also as that times `scale`. */
 INLINE void combine(const combination *what, const int32_t *const *sources, const int64_t *source_strides,
                     int32_t *const *outs, const int64_t *out_strides, float *const *floats, const int64_t *float_strides,
-                    float scale, int64_t blocks, int64_t n, int32_t *outside) {
+                    float scale, int64_t blocks, int64_t n) {
     const field f = field_of(what);
     const int past = many(what->rows * blocks * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
-    int32_t fetched[MOST_INPUTS + MOST_INPUTS][TILE], made[TILE];
+    int32_t made[TILE];
     float converted[TILE];
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t start = 0; start < n; start += TILE) {
@@ -263,9 +250,6 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
             for (int64_t s = 0; s < what->sources; s++) {
                 here[s] = sources[s] + block * source_strides[s] + start;
                 if (past) ahead(here[s]);
-                if (!outside) continue;
-                outside[s] |= fetch(fetched[s], here[s], some, what->prime);
-                here[s] = fetched[s];
             }
             for (int64_t r = 0; r < what->rows; r++) {
                 row(made, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f,
@@ -429,7 +413,7 @@ INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32
 #define COMBINE                                                                                                       \
     const combination *what, const int32_t *const *sources, const int64_t *source_strides, int32_t *const *outs,      \
         const int64_t *out_strides, float *const *floats, const int64_t *float_strides, float scale, int64_t blocks,  \
-        int64_t n, int32_t *outside
+        int64_t n
 #define ENCODE                                                                                                        \
     const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs, float scale,    \
         int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n
@@ -443,7 +427,7 @@ INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32
 
 #define VARIANT(name, attribute)                                                                                      \
     attribute static void combine_##name(COMBINE) {                                                                   \
-        combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);  \
+        combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n);           \
     }                                                                                                                 \
     attribute static void encode_##name(ENCODE) {                                                                     \
         encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);                                   \
@@ -486,11 +470,11 @@ __attribute__((constructor)) static void choose(void) {
 
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * second of each pair is without vector instructions of this processor, for tests. */
-void darknight_combine_2(COMBINE) {
-    chosen_combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
+void darknight_combine_1(COMBINE) {
+    chosen_combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n);
 }
-void darknight_combine_plain_2(COMBINE) {
-    combine_plain(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
+void darknight_combine_plain_1(COMBINE) {
+    combine_plain(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n);
 }
 void darknight_encode_1(ENCODE) {
     chosen_encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);

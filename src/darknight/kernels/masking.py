@@ -40,15 +40,15 @@ def unmask(
     *,
     out: Tensor,
     floats: Tensor,
-) -> list[int]:
-    """As reference.unmask."""
+) -> None:
+    """As reference.unmask: what lies in `sources` are residues in [0, prime)."""
     library, residues = chosen(), [(0, prime - 1)] * len(sources)
+    form = _form(matrix, len(sources), prime, True, residues)
+    done = False
     if library is not None and abs(exponent) <= _EXPONENTS:
-        form = _form(matrix, len(sources), prime, True, residues)
-        outside = compiled_field.unmask(library, form, sources, list(out), list(floats), 2.0**-exponent)
-        if outside is not None:
-            return outside
-    return reference.unmask(matrix, sources, prime, exponent, out=out, floats=floats)
+        done = compiled_field.combine(library, form, sources, list(out), list(floats), 2.0**-exponent)
+    if not done:
+        reference.unmask(matrix, sources, prime, exponent, out=out, floats=floats)
 
 
 def encode(

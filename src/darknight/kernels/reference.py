@@ -75,29 +75,10 @@ def unmask(
     *,
     out: Tensor,
     floats: Tensor,
-) -> list[int]:
-    """Centred combinations of residues into `out`, and times 2^-exponent into `floats`, float32.
-
-    Returns the places of sources that have numbers outside [0, prime): if there are any, the results mean nothing.
-
-    Guarantees: a source may be memory that somebody else writes to meanwhile. It is read once, into memory of this
-        process, and what was read is what is looked at and what is combined (contract test:
-        tests/kernels/test_read_once.py).
-    """
-    read = [source.clone() for source in sources]
-    outside = [place for place, source in enumerate(read) if not are_residues(source, prime)]
-    if not outside:
-        combine(matrix, read, prime, out=out, centred=True)
-        floats.copy_(dequantise(out, exponent, torch.float32))
-    return outside
-
-
-def are_residues(source: Tensor, prime: int) -> bool:
-    """Whether all numbers are in [0, prime)."""
-    if not source.numel():
-        return True
-    least, most = torch.aminmax(source)
-    return int(least) >= 0 and int(most) < prime
+) -> None:
+    """Centred combinations into `out`, and times 2^-exponent into `floats`, float32."""
+    combine(matrix, sources, prime, out=out, centred=True)
+    floats.copy_(dequantise(out, exponent, torch.float32))
 
 
 def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:

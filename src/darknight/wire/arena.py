@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -122,14 +122,10 @@ class Arena:
             gone.give_back()
         return stale
 
-    def close(self, keep: Collection[Block] = ()) -> None:
-        """Gives back all segments but those of the blocks that somebody still reads. Can be called again."""
-        read = {block.segment for block in keep}
-        for segment in list(self._segments.values()):
-            segment.drop_descriptor()
-            if segment.number not in read:
-                del self._segments[segment.number]
-                segment.give_back()
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.give_back()
+        self._segments.clear()
 
 
 def write(segment: Segment, block: Block, tensor: Tensor) -> None:
