@@ -39,8 +39,7 @@ SCHEMES = {
     "real off": dk.Scheme(inputs=2, colluders=1, arithmetic=dk.Real(1e3), integrity="off"),
 }
 # How far results may be from those of the enclave alone, as a part of the largest: what rounding leaves.
-# The paper's: 0.0027 in the median, 0.012 in one of a thousand, 0.0215 at most in 15,000 passes of honest workers.
-PRECISION = {"field": 0.0, "real": 1e-6, "paper": 0.05}
+PRECISION = {"field": 0.0, "real": 1e-6, "paper": 0.02}
 
 
 def precision(name: str) -> float:
