@@ -7,11 +7,11 @@ import torch
 
 from darknight.bench import ceiling
 from darknight.bench.ceiling import measure_ceiling
-from darknight.bench.threads import one_thread
 from darknight.coding import Scheme
 from darknight.errors import UsageError
 from darknight.runtime import masked_field
 from darknight.runtime.phases import Phases, measured, phase
+from darknight.runtime.threads import one_thread
 
 SMALL = {"batch": 3, "size": 16, "times": 1, "scheme": Scheme(inputs=3, colluders=1)}
 

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
-from darknight.bench.threads import one_thread
 from darknight.errors import UsageError
+from darknight.runtime.threads import one_thread
 
 _RECORD = 1 << 20  # bytes that are encrypted at once: more than TLS does, so that Python does not show
 _TAG = 16

@@ -22,12 +22,12 @@ from darknight.bench.links import fleet_over
 from darknight.bench.processors import processor_seconds
 from darknight.bench.room import require_room
 from darknight.bench.steps import Step, examples, network, step_of
-from darknight.bench.threads import one_thread
 from darknight.coding import Scheme
 from darknight.errors import UsageError
 from darknight.nn import STRUCTURE, protect_at
 from darknight.runtime import Runtime, keep_memory
 from darknight.runtime.phases import OUTSIDE, measured
+from darknight.runtime.threads import one_thread
 
 LEAST_TIMES = 5
 SCHEMES = {"field": Scheme(inputs=4, colluders=1), "paper": Scheme.paper()}

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from darknight.bench.threads import one_thread
 from darknight.coding import Scheme, draw_code, field
 from darknight.coding.arithmetic import PRIME_28
 from darknight.kernels import encode
 from darknight.randomness import Randomness, uniform_below
+from darknight.runtime.threads import one_thread
 
 _INPUTS = 4
 _LARGEST = 1 << 10

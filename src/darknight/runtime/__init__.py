@@ -9,7 +9,7 @@ scales, bounds what values are scaled by (Field), what scales the noise (Real)
 exchange       what goes over the fleet: calls, weights by version, answers, forgetting
 checking       which check a pass gets, and what the ledger hears of it
 autograd       whether a backward pass is under way
-rates          how fast this machine does all that
+rates, threads how fast this machine does all that, on one thread
 phases         where the enclave's time goes, while somebody measures
 allocator      memory that is used again
 layer          what is remembered of a layer from call to call, and of a call until its backward pass

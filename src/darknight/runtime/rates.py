@@ -11,8 +11,7 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -25,6 +24,7 @@ from darknight.ops import Conv, Linear
 from darknight.ops.cost import Rates, Sharing
 from darknight.randomness import Randomness, rounding_words
 from darknight.runtime.runtime import Runtime
+from darknight.runtime.threads import one_thread
 
 _TIMES = 3
 _LONGEST = 0.06  # seconds for one rate, so that all of them take less than one
@@ -58,7 +58,7 @@ def sharing_of(scheme: Scheme) -> Sharing:
 @functools.cache
 def measured_rates() -> Rates:
     """Of this machine, as it is now; the same for the rest of the process."""
-    with _one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         x = torch.linspace(-7, 7, _BATCH * _CHANNELS * _SIDE * _SIDE).view(_BATCH, _CHANNELS, _SIDE, _SIDE)
         encode, decode = _masking(x)
         weigh, fold, check = _checks(x)
@@ -185,13 +185,3 @@ def _seconds(run: Callable[[], object]) -> float:
         if count and time.perf_counter() - since > _LONGEST:
             break
     return best
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
