@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import darknight as dk
 from darknight.coding import Code, draw_code
+from darknight.integrity.real import deviations
 from darknight.randomness import Randomness
 from darknight.types import Pass
 from fleet.workers import eventually
+from runtime.rounding import spreads_of_checks
 
 EXAMPLES = 6  # with two inputs to a share: three groups, all full. In the padding of another a lie changes nothing.
 
@@ -27,23 +29,37 @@ LAYERS = {
     "transposed": (lambda: nn.ConvTranspose2d(3, 2, 3, stride=2, bias=False), (3, 3, 2)),
 }
 
+_RESULT = 2.0**-23  # two results in float32 differ by this part of themselves, however exact they were before
+
 
 @dataclass
 class Outcome:
-    """What came of the three passes of a layer: results, what they should be, and who was put out in between."""
+    """What came of the three passes of a layer: results, what they should be, and who was put out in between.
+
+    spread: by pass, the standard deviation of the error of an honest result, per element. In the field there is none.
+    """
 
     found: dict[Pass, Tensor]
     expected: dict[Pass, Tensor]
     named: frozenset[int]
     failed: tuple[Pass, ...]
+    spread: dict[Pass, float]
 
-    def wrong(self, tolerance: float = 0.0) -> frozenset[Pass]:
-        """Passes whose result is not what it should be. Floats: off by more than a part of the largest."""
+    @property
+    def wrong(self) -> frozenset[Pass]:
+        """Passes whose result is not what it should be: off by what honest calls exceed once in 1e9, or no number."""
         return frozenset(
             kind
-            for kind, expected in self.expected.items()
-            if not float((self.found[kind] - expected).abs().max()) <= tolerance * float(expected.abs().max())
+            for kind, spread in self.spread.items()
+            if not bool((self._error(kind).abs() <= deviations(self.expected[kind].numel()) * spread).all())
         )
+
+    def spreads_off(self, kind: Pass) -> float:
+        """The root of the mean square of the error, in spreads."""
+        return float(self._error(kind).square().mean().sqrt()) / self.spread[kind]
+
+    def _error(self, kind: Pass) -> Tensor:
+        return self.found[kind].to(torch.float64) - self.expected[kind]
 
 
 class Arena:
@@ -102,19 +118,25 @@ class Arena:
         seen, failed = set(self.fleet.quarantined), len(self.runtime.ledger.failed)
         delta = None
         results = []
-        for models in (self._masked, self._truth):
-            module, leaf = models[name], x.clone().requires_grad_(backward)
-            module.zero_grad()
-            y = module(leaf) if backward else module(leaf).detach()
-            found = {Pass.FORWARD: y.detach()}
-            if backward:
-                delta = torch.randn(y.shape, generator=self._generator) if delta is None else delta
-                y.backward(delta)
-                found |= {Pass.GRAD_INPUT: leaf.grad, Pass.GRAD_WEIGHT: module.weight.grad.clone()}
-            results.append(found)
+        with spreads_of_checks() as spreads:
+            for models in (self._masked, self._truth):
+                module, leaf = models[name], x.clone().requires_grad_(backward)
+                module.zero_grad()
+                y = module(leaf) if backward else module(leaf).detach()
+                found = {Pass.FORWARD: y.detach()}
+                if backward:
+                    delta = torch.randn(y.shape, generator=self._generator) if delta is None else delta
+                    y.backward(delta)
+                    found |= {Pass.GRAD_INPUT: leaf.grad, Pass.GRAD_WEIGHT: module.weight.grad.clone()}
+                results.append(found)
         events = self.runtime.ledger.failed[failed:]
         named = frozenset(set(self.fleet.quarantined) - seen)
-        return Outcome(*results, named, tuple(event.kind for event in events))
+        exact = isinstance(self.scheme.arithmetic, dk.Field)
+        spread = {
+            kind: 0.0 if exact else spreads.get(kind, 0.0) + _RESULT * float(expected.abs().max())
+            for kind, expected in results[1].items()
+        }
+        return Outcome(*results, named, tuple(event.kind for event in events), spread)
 
     @staticmethod
     def _models(runtime: dk.Runtime) -> nn.ModuleDict:
