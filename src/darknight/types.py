@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
@@ -114,12 +114,16 @@ Message = Weights | Task | Forget
 # --- and back -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Answer:
-    """The results of a task, a tensor for each pass that was asked for; `seconds` of computing, as the worker says."""
+    """The results of a task, a tensor for each pass that was asked for; `seconds` of computing, as the worker says.
+
+    release: to be called when nobody reads the tensors any more, if the answer was `Expected.lent`.
+    """
 
     layer: str
     call: int
     tensors: Mapping[Pass, Tensor]
     seconds: float
+    release: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +140,15 @@ Reply = Answer | Refusal
 class Expected:
     """What an answer must look like: the enclave fixes shapes, dtype and range; a worker chooses none of them.
 
-    prime: answers are residues in [0, prime); None for floats.
+    prime: answers are residues in [0, prime); None for floats. lent: who asks takes the answer where it lies, perhaps
+    in memory that its worker can still write to, and checks its range: it reads each tensor once, checks what it read,
+    and then releases the answer.
     """
 
     shapes: Mapping[Pass, tuple[int, ...]]
     dtype: torch.dtype
     prime: int | None
+    lent: bool = False
 
 
 # --- what a worker saw ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Training while workers are killed and stopped at random: no bit changes, nothing hangs, nothing is left behind."""
 
+import gc
 import os
 import random
 import signal
@@ -87,6 +88,8 @@ def resources():
 
 def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, capsys):
     steps = 300 if full else 12
+    gc.collect()
+    mapped = resources()[3]  # by tests before this one, whose workers were in this process
     chance = random.Random(7)
     door = {"shared_memory": f"@darknight-soak-{os.getpid()}"}  # the first is on this host, and says so
     operators = [Operator(tmp_path, f"operator-{j}", **(door if j == 0 else {})) for j in range(WORKERS)]
@@ -134,7 +137,8 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
     assert after[1] - before[1] < 10
     assert after[2] - before[2] < 10
     assert after[3] <= before[3] + 2  # segments of the links that were lost are gone
-    assert resources()[3] == 0
+    gc.collect()
+    assert resources()[3] <= mapped
     assert eventually(lambda: not any(alive(pid) for operator in operators for pid in operator.pids))
     assert eventually(lambda: not processes_in(tmp_path)), "workers, or what they started, are left"
     with capsys.disabled():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,34 @@ def test_fixed_point_agrees_with_the_reference(library, length):
         assert compiled_field.largest(library, values) == reference.largest_magnitude(values)
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_changed_is_noticed_anywhere_and_what_rounds_to_the_same_is_not(library, length):
+    torch.manual_seed(length)
+    values = torch.randn(length)
+    known = reference.quantise_nearest(values, 7)
+    assert compiled_field.unchanged(library, values, 2.0**7, known) == reference.largest_magnitude(values)
+    assert reference.unchanged(values, 7, known) == reference.largest_magnitude(values)
+    nearly = known * 2.0**-7  # other floats, the same integers
+    assert compiled_field.unchanged(library, nearly, 2.0**7, known) == reference.unchanged(nearly, 7, known) < math.inf
+    for place in {0, length // 2, length - 1} if length else ():
+        for other in (float(values[place]) + 0.01, math.nan, -math.inf, 2.0**60):
+            changed = values.clone()
+            changed[place] = other
+            assert compiled_field.unchanged(library, changed, 2.0**7, known) == math.inf
+            assert reference.unchanged(changed, 7, known) == math.inf
+
+
+def test_whether_they_changed_is_asked_of_operands_that_fit(library):
+    values = torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    known = reference.quantise_nearest(values, 3)
+    assert compiled_field.unchanged(library, values, 8.0, known) == float(values.abs().max())
+    assert compiled_field.unchanged(library, values, 8.0, known.contiguous()) is None
+    assert compiled_field.unchanged(library, values.double(), 8.0, known) is None
+    assert compiled_field.unchanged(library, values, 8.0, known[:1]) is None
+    assert compiled_field.unchanged(library, values, math.inf, known) is None
+    assert reference.unchanged(values, 3, known[:1]) == math.inf
+
+
 def test_rounding_goes_up_as_often_as_its_words_say(library):
     values = torch.tensor([0.25, 0.25, -0.25, -0.25, 3.0, 3.0])
     words = torch.tensor([2**22 - 1, 2**22, 3 * 2**22 - 1, 3 * 2**22, 0, -1], dtype=torch.int32)
@@ -230,7 +259,7 @@ def test_threads_do_not_disturb_each_other(library):
 
 
 # --- what it is not made for ------------------------------------------------------------------------------------------
-NEVER = Library(*[lambda *_: pytest.fail("the library was called")] * 7)
+NEVER = Library(*[lambda *_: pytest.fail("the library was called")] * len(fields(Library)))
 ROW = Form(((1, 1),), ((-3, 3),) * 2, PRIMES[1], False)
 X = torch.zeros(2, 5, dtype=torch.int32)
 
@@ -329,9 +358,11 @@ for kind in ("", "plain_"):
         floats = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
         strides = (_NUMBER * 6)(*[n] * 6)
         what = ctypes.byref(form.structure())
-        library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n)
+        library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n, None)
+        library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n, at_the_end(4 * 4))
         library.largest(x, examples * n)
         library.quantise(x, words, examples * n, 2.0, q)
+        library.unchanged(x, examples * n, 2.0, q)
         places = at_the_end(8 * 4)
         library.below(words, examples * n, 7, 4, places, 4)
 print("done")

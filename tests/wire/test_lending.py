@@ -1,11 +1,13 @@
 """When a block of shared memory may be used again: never while the worker may still read or write it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from darknight.types import Forget, Pass
+from darknight.types import Answer, Forget, Pass
 from darknight.wire.lending import Lending
 from darknight.wire.shared_memory import Block
 from wire.peers import backward, expected, task, weights
@@ -43,6 +45,14 @@ class FakeMemory:
         assert block in self.live
         return torch.zeros(shape, dtype=dtype)
 
+    look = take
+
+    def keep(self, block, tensor):
+        assert block in self.live
+
+    def close(self):
+        pass
+
 
 class Link:
     """The little that a link does: tickets, and which tasks are open."""
@@ -71,6 +81,67 @@ class Link:
         loan = self.open.pop(ticket)
         self.lending.answered(ticket, next(iter(self.open), self.tickets + 1))
         return loan
+
+
+class Reader(Link):
+    """One that reads answers in place."""
+
+    def ask(self, message):
+        self.form = replace(expected(message), lent=True)
+        loan = self.lending.lend(message, self.form)
+        self.tickets += 1
+        self.open[self.tickets] = loan
+        self.lending.asked(self.tickets, loan)
+        return self.tickets
+
+    def answer(self, ticket):
+        tensors = self.lending.collect(self.open[ticket], self.form)
+        found = self.lending.handed_over(ticket, Answer(layer="net.0", call=1, tensors=tensors, seconds=0.0))
+        super().answer(ticket)
+        return found
+
+
+def test_an_answer_that_is_read_in_place_keeps_its_blocks_until_it_is_released():
+    link = Reader()
+    answer = link.answer(link.ask(backward()))
+    assert len(link.memory.live) == 2  # of two passes; the share is free
+    answer.release()
+    assert link.memory.live == set()
+    answer.release()  # and twice is no error, also if somebody has the block by now
+    other = link.ask(backward())
+    answer.release()
+    del answer
+    link.answer(link.ask(task())).release()
+    assert {*link.open[other].answers.values(), link.open[other].share} == link.memory.live
+
+
+def test_an_answer_in_place_that_nobody_has_any_more_is_given_back_with_the_next_task():
+    link = Reader()
+    answer = link.answer(link.ask(backward()))
+    kept = answer.tensors[Pass.GRAD_INPUT]
+    del answer
+    ticket = link.ask(task())
+    loan = link.open[ticket]
+    assert len(link.memory.live - {loan.share, *loan.answers.values()}) == 1  # somebody still has one of the two
+    del kept
+    link.answer(ticket).release()
+    assert link.memory.live == set()
+
+
+def test_a_refusal_of_what_was_to_be_read_in_place_frees_its_blocks():
+    link = Reader()
+    ticket = link.ask(backward())
+    Link.answer(link, ticket)  # nobody was handed anything
+    assert link.memory.live == set()
+
+
+def test_an_answer_in_place_that_outlives_its_link_may_still_be_released():
+    """What becomes of its memory: tests/wire/test_shared_memory.py."""
+    link = Reader()
+    answer = link.answer(link.ask(backward()))
+    link.lending.close()
+    answer.release()
+    answer.release()
 
 
 def test_a_task_gets_a_place_for_each_answer():

@@ -510,6 +510,46 @@ def test_a_worker_that_keeps_a_segment_keeps_no_memory_of_the_enclave_with_it(en
         os.close(kept)
 
 
+def test_what_is_read_in_place_stays_when_the_link_ends_and_goes_with_the_last_who_reads_it(ends):
+    """A worker that dies after its answer is no liar: nothing else may be found where its answer was."""
+    memory, view = ends
+    kept, other = memory.reserve(800), memory.reserve(80)
+    answer, further = memory.look(kept, (100,), torch.int64), memory.look(other, (10,), torch.int64)
+    written = read(view, kept, answer, writable=True).fill_(7)
+    memory.keep(kept, answer)
+    memory.keep(other, further)
+    assert answer.eq(7).all()  # without a copy: it is what the worker wrote after it was handed out
+    memory.close()
+    assert answer.eq(7).all()
+    del answer
+    gc.collect()
+    assert written.eq(7).all()  # somebody still reads the other, in the same segment
+    del further
+    gc.collect()
+    assert written.eq(0).all()  # the worker has a mapping still, but the pages are the system's again
+    memory.free(kept)  # no error
+    with pytest.raises(LinkClosed):
+        memory.keep(kept, written)
+
+
+def test_an_answer_that_is_released_after_its_link_ended_leaves_no_mapping(ends):
+    """As one that came while the link was being closed: nobody reads it, and nobody asks this link for anything."""
+    memory, _ = ends
+    kept = memory.reserve(800)
+    answer = memory.look(kept, (100,), torch.int64)
+    memory.keep(kept, answer)
+    before = _mappings()
+    memory.close()
+    memory.free(kept)
+    del answer
+    gc.collect()
+    assert _mappings() < before
+
+
+def _mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:")
+
+
 def test_a_block_of_another_link_cannot_be_taken_or_freed():
     host, doors = Host(), [pair() for _ in range(2)]
     one, two = (Memory(host, mine) for mine, _ in doors)

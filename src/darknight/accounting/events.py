@@ -85,7 +85,11 @@ class Blamed:
 
 @dataclass(frozen=True, kw_only=True)
 class Unexplained:
-    """A check failed, though each answer fits its own share as far as rounding tells. The enclave did the pass."""
+    """A check failed, though each answer fits its own share.
+
+    In real arithmetic, as far as rounding tells; the enclave did the pass. In the field, a worker changed its answer
+    after it was decoded; the answers as they were then were decoded, and from that moment on answers are copied first.
+    """
 
     layer: str
     call: int

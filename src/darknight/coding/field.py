@@ -16,9 +16,17 @@ from torch import Tensor
 
 from darknight.coding.batches import group_count, joined
 from darknight.coding.code import Code, Mixing, decoder, same_shape
-from darknight.kernels import combine, unmask
+from darknight.kernels import are_residues, combine, unmask
 from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Stream, uniform_below
+
+
+class NotResidues(Exception):  # noqa: N818 - an event; who decodes knows whom to blame
+    """Answers that no honest worker can have given: `workers` gave numbers outside the field. Nothing was decoded."""
+
+    def __init__(self, workers: Sequence[int]) -> None:
+        super().__init__(f"answers of {len(workers)} workers have numbers outside the field.")
+        self.workers = tuple(workers)
 
 
 def encode(mixing: Mixing, groups: Tensor, prime: int, stream: Stream, *, rows: Sequence[int] | None = None) -> Tensor:
@@ -67,7 +75,7 @@ def encode_values(
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:
     """y = L ybar (Eq. 3): answers (group, *feature) by worker -> centred integers (group, input, *feature), int32."""
-    matrix, answers, results = _decoding(mixing, replies, prime)
+    _, matrix, answers, results = _decoding(mixing, replies, prime)
     ranges = [(0, prime - 1)] * len(answers)
     combine(matrix, answers, prime, out=results.transpose(0, 1), centred=True, ranges=ranges)
     return results
@@ -78,12 +86,16 @@ def decode_values(
 ) -> tuple[Tensor, Tensor]:
     """The same for so many examples (example, *feature), and beside it times 2^-exponent, as float32, in one pass.
 
-    The floats are no view of anything: a layer gives them away, and what follows it may write to them.
+    The floats are no view of anything: a layer gives them away, and what follows it may write to them. Each answer is
+    read once (`kernels.unmask`), and NotResidues raised if that was outside the field, used or not.
     """
-    matrix, answers, results = _decoding(mixing, replies, prime)
+    rows, matrix, answers, results = _decoding(mixing, replies, prime)
     floats = torch.empty(results.shape[0] * results.shape[1], *results.shape[2:], dtype=torch.float32)
     groups = floats.view(results.shape).transpose(0, 1)
-    unmask(matrix, answers, prime, exponent, out=results.transpose(0, 1), floats=groups)
+    outside = unmask(matrix, answers, prime, exponent, out=results.transpose(0, 1), floats=groups)
+    unused = [row for row in replies if row not in rows and not are_residues(replies[row], prime)]
+    if outside or unused:
+        raise NotResidues([*(rows[place] for place in outside), *unused])
     if examples < len(floats):
         floats = floats.new_empty(0).set_(floats.untyped_storage(), 0, (examples, *floats.shape[1:]), floats.stride())
     return joined(results, examples), floats
@@ -98,24 +110,27 @@ def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
 
 
 def decode_gradient_values(code: Code, replies: Mapping[int, Tensor], exponent: int) -> tuple[Tensor, Tensor]:
-    """The same, and beside it times 2^-exponent, as float32, in one pass."""
+    """The same, and beside it times 2^-exponent, as float32, in one pass. Reads and raises as `decode_values`."""
     assert code.prime is not None
     equations = [replies[row] for row in code.grad_rows]
     total = torch.empty(same_shape(equations).shape, dtype=torch.int32)
     floats = torch.empty_like(total, dtype=torch.float32)
     ones = [[1] * len(equations)]
-    unmask(ones, equations, code.prime, exponent, out=total.unsqueeze(0), floats=floats.unsqueeze(0))
+    outside = unmask(ones, equations, code.prime, exponent, out=total.unsqueeze(0), floats=floats.unsqueeze(0))
+    if outside:
+        raise NotResidues([code.grad_rows[place] for place in outside])
     return total, floats
 
 
 def _decoding(
     mixing: Mixing, replies: Mapping[int, Tensor], prime: int
-) -> tuple[list[list[int]], list[Tensor], Tensor]:
-    """L, the answers that it is for, and memory for (group, input, *feature)."""
+) -> tuple[tuple[int, ...], list[list[int]], list[Tensor], Tensor]:
+    """Rows and L, the answers that it is for, and memory for (group, input, *feature)."""
     rows, matrix = decoder(mixing, prime, replies)
     answers = [replies[row] for row in rows]
     some = same_shape(answers)
-    return _integers(matrix), answers, torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.int32)
+    results = torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.int32)
+    return rows, _integers(matrix), answers, results
 
 
 def syndromes(checks: Sequence[Sequence[int]], answers: Sequence[Tensor], prime: int) -> Tensor:

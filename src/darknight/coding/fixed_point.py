@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from darknight.errors import EncodingError
-from darknight.kernels import checksum, dequantise, moments, quantise_nearest, quantise_stochastic
+from darknight.kernels import checksum, dequantise, moments, quantise_nearest, quantise_stochastic, unchanged
 from darknight.kernels import largest_magnitude as _largest
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "moments",
     "quantise_nearest",
     "quantise_stochastic",
+    "unchanged",
 ]
 
 _EXPONENTS = 120  # 2^+-120 fits float32

@@ -2,7 +2,7 @@
 
 Guarantees: an answer that leaves this room has exactly the shapes, the dtype and the range that the enclave fixed
     beforehand; a worker that sends anything else is out, and the error names it (contract test:
-    tests/fleet/test_fleet.py).
+    tests/fleet/test_fleet.py). The range of an answer that is lent is for its reader to check, who reads it but once.
 Assumes: nothing of the workers. Whether an answer is *right* is decided in darknight.integrity.
 Leaks: to each worker its own messages, their number, order and timing.
 """
@@ -208,7 +208,7 @@ class Fleet:
         """The answer, if its values can be what was asked for. Its form the link has seen to."""
         self.refuse_closed()  # otherwise every worker would seem to have failed
         answer = future.result()
-        for kind, tensor in answer.tensors.items():
+        for kind, tensor in () if expected.lent else answer.tensors.items():
             if complaint := _complaint(tensor, expected):
                 self._lines[worker].expel(f"{kind.value}: an answer {complaint}")
                 raise _Nonsense(f"{kind.value}: an answer {complaint}", kind)

@@ -17,11 +17,13 @@ from darknight.kernels.masking import (
     moments,
     quantise_nearest,
     quantise_stochastic,
+    unchanged,
     unmask,
 )
-from darknight.kernels.reference import combine_grid, dequantise
+from darknight.kernels.reference import are_residues, combine_grid, dequantise
 
 __all__ = [
+    "are_residues",
     "checksum",
     "combine",
     "combine_grid",
@@ -32,5 +34,6 @@ __all__ = [
     "moments",
     "quantise_nearest",
     "quantise_stochastic",
+    "unchanged",
     "unmask",
 ]

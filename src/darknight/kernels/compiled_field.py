@@ -41,14 +41,16 @@ class _Combination(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
-    "combine": ((*(_POINTER,) * 7, _FLOAT, _NUMBER, _NUMBER), None),
+    "combine": ((*(_POINTER,) * 7, _FLOAT, _NUMBER, _NUMBER, _POINTER), None),
     "encode": ((*(_POINTER,) * 3, _NUMBER, _NUMBER, _FLOAT, *(_POINTER,) * 3, _NUMBER, _NUMBER), None),
     "largest": ((_POINTER, _NUMBER), _INT),
     "quantise": ((_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER), None),
+    "unchanged": ((_POINTER, _NUMBER, _FLOAT, _POINTER), _INT),
     "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
     "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
     "checksum": ((_POINTER, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
 }
+_VERSIONS = {"combine": 2}  # of their interfaces; of the others, 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Library:
     encode: Function
     largest: Function
     quantise: Function
+    unchanged: Function
     below: Function
     moments: Function
     checksum: Function
@@ -67,7 +70,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" for those without vector instructions of this processor."""
         found = {
-            name: compiled.loaded("field", f"darknight_{name}_{kind}1", *signature)
+            name: compiled.loaded("field", f"darknight_{name}_{kind}{_VERSIONS.get(name, 1)}", *signature)
             for name, signature in _SIGNATURES.items()
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -128,10 +131,11 @@ def combine(
     outs: Sequence[Tensor],
     floats: Sequence[Tensor] = (),
     scale: float = 1.0,
+    outside: list[int] | None = None,
 ) -> bool:
     """As reference.combine into `outs`, and times `scale` into `floats`, if there are any; nothing may overlap.
 
-    False if it is not for these.
+    outside: as in `unmask`. False if it is not for these.
     """
     structure, every = form.structure(), [*sources, *outs, *floats]
     if structure is None or len(sources) != len(form.ranges) or len(outs) != len(form.matrix):
@@ -146,6 +150,7 @@ def combine(
     if blocks * length == 0:
         return True
     count = len(sources)
+    flags = None if outside is None else (_INT * count)()
     library.combine(
         ctypes.byref(structure),
         _pointers(sources),
@@ -157,8 +162,24 @@ def combine(
         scale,
         blocks,
         length,
+        flags,
     )
+    if outside is not None and flags is not None:
+        outside += [place for place, flag in enumerate(flags) if flag]
     return True
+
+
+def unmask(
+    library: Library,
+    form: Form,
+    sources: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    floats: Sequence[Tensor],
+    scale: float,
+) -> list[int] | None:
+    """As reference.unmask, with every source read once, tile by tile. None if it is not for these."""
+    outside: list[int] = []
+    return outside if combine(library, form, sources, outs, floats, scale, outside) else None
 
 
 def encode(
@@ -264,6 +285,15 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
     words_place = None if words is None else words.data_ptr()
     library.quantise(values.data_ptr(), words_place, values.numel(), scale, quantised.data_ptr())
     return quantised
+
+
+def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor) -> float | None:
+    """As reference.unchanged. None if it is not for these."""
+    same_form = values.shape == quantised.shape and values.stride() == quantised.stride()
+    if not same_form or not dense(values) or not _plain(quantised, torch.int32) or not isfinite(scale):
+        return None
+    bits: int = library.unchanged(values.data_ptr(), values.numel(), scale, quantised.data_ptr())
+    return float("inf") if bits < 0 or bits >= _INFINITE else _of_bits(bits)
 
 
 def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | None:

@@ -235,14 +235,27 @@ INLINE field field_of(const combination *what) {
     return f;
 }
 
-/* outs[row] = sum over source of matrix[row][source] * sources[source]; with floats, also as that times `scale`. */
+/* A tile of an answer, from memory that somebody else may write to at any moment: it is read once, and what was read is
+ * looked at. Numbers that are no residues make it zeros, so that no sum overflows. Returns whether there were any. */
+INLINE int fetch(int32_t *restrict tile, const int32_t *from, int64_t n, int32_t prime) {
+    memcpy(tile, from, (size_t)n * sizeof *tile);
+    __asm__ volatile("" : : "r"(tile) : "memory"); /* from here on nothing may be taken from there instead */
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = (uint32_t)tile[i] > most ? (uint32_t)tile[i] : most;
+    if (most < (uint32_t)prime) return 0;
+    memset(tile, 0, (size_t)n * sizeof *tile);
+    return 1;
+}
+
+/* outs[row] = sum over source of matrix[row][source] * sources[source]; with floats, also as that times `scale`. With
+ * outside (source), sources are fetched, and it is set for those that are not made of residues. */
 INLINE void combine(const combination *what, const int32_t *const *sources, const int64_t *source_strides,
                     int32_t *const *outs, const int64_t *out_strides, float *const *floats, const int64_t *float_strides,
-                    float scale, int64_t blocks, int64_t n) {
+                    float scale, int64_t blocks, int64_t n, int32_t *outside) {
     const field f = field_of(what);
     const int past = many(what->rows * blocks * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
-    int32_t made[TILE];
+    int32_t fetched[MOST_INPUTS + MOST_INPUTS][TILE], made[TILE];
     float converted[TILE];
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t start = 0; start < n; start += TILE) {
@@ -250,6 +263,9 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
             for (int64_t s = 0; s < what->sources; s++) {
                 here[s] = sources[s] + block * source_strides[s] + start;
                 if (past) ahead(here[s]);
+                if (!outside) continue;
+                outside[s] |= fetch(fetched[s], here[s], some, what->prime);
+                here[s] = fetched[s];
             }
             for (int64_t r = 0; r < what->rows; r++) {
                 row(made, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f,
@@ -325,6 +341,21 @@ INLINE void quantise(const float *x, const uint32_t *words, int64_t n, float sca
         stochastic(q, x, words, n, scale);
     else
         nearest(q, x, n, scale);
+}
+
+/* Whether x would be quantised to q, and what darknight_largest says of it; -1 if not, from the first tile that differs. */
+INLINE int32_t unchanged(const float *x, int64_t n, float scale, const int32_t *restrict q) {
+    int32_t tile[TILE], most = 0;
+    for (int64_t start = 0; start < n; start += TILE) {
+        const int64_t some = n - start < TILE ? n - start : TILE;
+        const int32_t found = largest(x + start, some);
+        int32_t differ = 0;
+        nearest(tile, x + start, some, scale);
+        for (int64_t i = 0; i < some; i++) differ |= tile[i] ^ q[start + i];
+        if (differ) return -1;
+        most = found > most ? found : most;
+    }
+    return most;
 }
 
 /* Cuts words to the bits of `mask`, and writes down the places of those above `last`, as far as there is room for them.
@@ -413,12 +444,13 @@ INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32
 #define COMBINE                                                                                                       \
     const combination *what, const int32_t *const *sources, const int64_t *source_strides, int32_t *const *outs,      \
         const int64_t *out_strides, float *const *floats, const int64_t *float_strides, float scale, int64_t blocks,  \
-        int64_t n
+        int64_t n, int32_t *outside
 #define ENCODE                                                                                                        \
     const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs, float scale,    \
         int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n
 #define LARGEST const float *x, int64_t n
 #define QUANTISE const float *x, const uint32_t *words, int64_t n, float scale, int32_t *q
+#define UNCHANGED const float *x, int64_t n, float scale, const int32_t *q
 #define BELOW int32_t *words, int64_t n, int32_t mask, int32_t last, int64_t *places, int64_t room
 #define MOMENTS                                                                                                       \
     const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner, float scale,             \
@@ -427,13 +459,14 @@ INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32
 
 #define VARIANT(name, attribute)                                                                                      \
     attribute static void combine_##name(COMBINE) {                                                                   \
-        combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n);           \
+        combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);  \
     }                                                                                                                 \
     attribute static void encode_##name(ENCODE) {                                                                     \
         encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);                                   \
     }                                                                                                                 \
     attribute static int32_t largest_##name(LARGEST) { return largest(x, n); }                                        \
     attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                             \
+    attribute static int32_t unchanged_##name(UNCHANGED) { return unchanged(x, n, scale, q); }                        \
     attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }               \
     attribute static void moments_##name(MOMENTS) {                                                                   \
         moments(x, integers, outer, channels, inner, scale, rows, columns);                                           \
@@ -449,6 +482,7 @@ static void (*chosen_combine)(COMBINE) = combine_plain;
 static void (*chosen_encode)(ENCODE) = encode_plain;
 static int32_t (*chosen_largest)(LARGEST) = largest_plain;
 static void (*chosen_quantise)(QUANTISE) = quantise_plain;
+static int32_t (*chosen_unchanged)(UNCHANGED) = unchanged_plain;
 static int64_t (*chosen_below)(BELOW) = below_plain;
 static void (*chosen_moments)(MOMENTS) = moments_plain;
 static uint64_t (*chosen_checksum)(CHECKSUM) = checksum_plain;
@@ -461,6 +495,7 @@ __attribute__((constructor)) static void choose(void) {
         chosen_encode = encode_avx2;
         chosen_largest = largest_avx2;
         chosen_quantise = quantise_avx2;
+        chosen_unchanged = unchanged_avx2;
         chosen_below = below_avx2;
         chosen_moments = moments_avx2;
         chosen_checksum = checksum_avx2;
@@ -470,11 +505,11 @@ __attribute__((constructor)) static void choose(void) {
 
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * second of each pair is without vector instructions of this processor, for tests. */
-void darknight_combine_1(COMBINE) {
-    chosen_combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n);
+void darknight_combine_2(COMBINE) {
+    chosen_combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
 }
-void darknight_combine_plain_1(COMBINE) {
-    combine_plain(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n);
+void darknight_combine_plain_2(COMBINE) {
+    combine_plain(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
 }
 void darknight_encode_1(ENCODE) {
     chosen_encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);
@@ -486,6 +521,8 @@ int32_t darknight_largest_1(LARGEST) { return chosen_largest(x, n); }
 int32_t darknight_largest_plain_1(LARGEST) { return largest_plain(x, n); }
 void darknight_quantise_1(QUANTISE) { chosen_quantise(x, words, n, scale, q); }
 void darknight_quantise_plain_1(QUANTISE) { quantise_plain(x, words, n, scale, q); }
+int32_t darknight_unchanged_1(UNCHANGED) { return chosen_unchanged(x, n, scale, q); }
+int32_t darknight_unchanged_plain_1(UNCHANGED) { return unchanged_plain(x, n, scale, q); }
 int64_t darknight_below_1(BELOW) { return chosen_below(words, n, mask, last, places, room); }
 int64_t darknight_below_plain_1(BELOW) { return below_plain(words, n, mask, last, places, room); }
 void darknight_moments_1(MOMENTS) { chosen_moments(x, integers, outer, channels, inner, scale, rows, columns); }

@@ -40,15 +40,15 @@ def unmask(
     *,
     out: Tensor,
     floats: Tensor,
-) -> None:
-    """As reference.unmask: what lies in `sources` are residues in [0, prime)."""
+) -> list[int]:
+    """As reference.unmask."""
     library, residues = chosen(), [(0, prime - 1)] * len(sources)
-    form = _form(matrix, len(sources), prime, True, residues)
-    done = False
     if library is not None and abs(exponent) <= _EXPONENTS:
-        done = compiled_field.combine(library, form, sources, list(out), list(floats), 2.0**-exponent)
-    if not done:
-        reference.unmask(matrix, sources, prime, exponent, out=out, floats=floats)
+        form = _form(matrix, len(sources), prime, True, residues)
+        outside = compiled_field.unmask(library, form, sources, list(out), list(floats), 2.0**-exponent)
+        if outside is not None:
+            return outside
+    return reference.unmask(matrix, sources, prime, exponent, out=out, floats=floats)
 
 
 def encode(
@@ -93,6 +93,13 @@ def largest_magnitude(values: Tensor) -> float:
     library = chosen()
     found = None if library is None else compiled_field.largest(library, values)
     return reference.largest_magnitude(values) if found is None else found
+
+
+def unchanged(values: Tensor, exponent: int, quantised: Tensor) -> float:
+    """As reference.unchanged."""
+    library = chosen()
+    found = None if library is None else compiled_field.unchanged(library, values, 2.0**exponent, quantised)
+    return reference.unchanged(values, exponent, quantised) if found is None else found
 
 
 def cut_words(words: Tensor, mask: int, last: int) -> Tensor:

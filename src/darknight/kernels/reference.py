@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -75,10 +76,29 @@ def unmask(
     *,
     out: Tensor,
     floats: Tensor,
-) -> None:
-    """Centred combinations into `out`, and times 2^-exponent into `floats`, float32."""
-    combine(matrix, sources, prime, out=out, centred=True)
-    floats.copy_(dequantise(out, exponent, torch.float32))
+) -> list[int]:
+    """Centred combinations of residues into `out`, and times 2^-exponent into `floats`, float32.
+
+    Returns the places of sources that have numbers outside [0, prime): if there are any, the results mean nothing.
+
+    Guarantees: a source may be memory that somebody else writes to meanwhile. It is read once, into memory of this
+        process, and what was read is what is looked at and what is combined (contract test:
+        tests/kernels/test_read_once.py).
+    """
+    read = [source.clone() for source in sources]
+    outside = [place for place, source in enumerate(read) if not are_residues(source, prime)]
+    if not outside:
+        combine(matrix, read, prime, out=out, centred=True)
+        floats.copy_(dequantise(out, exponent, torch.float32))
+    return outside
+
+
+def are_residues(source: Tensor, prime: int) -> bool:
+    """Whether all numbers are in [0, prime)."""
+    if not source.numel():
+        return True
+    least, most = torch.aminmax(source)
+    return int(least) >= 0 and int(most) < prime
 
 
 def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:
@@ -113,6 +133,12 @@ def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
 def largest_magnitude(values: Tensor) -> float:
     """max |value|; infinite or NaN if a value is."""
     return max(float(value.abs()) for value in values.aminmax()) if values.numel() else 0.0
+
+
+def unchanged(values: Tensor, exponent: int, quantised: Tensor) -> float:
+    """largest_magnitude(values), if they are still quantised to `quantised`; else infinity."""
+    same = values.shape == quantised.shape and bool(quantise_nearest(values, exponent).equal(quantised))
+    return largest_magnitude(values) if same else math.inf
 
 
 def cut_words(words: Tensor, mask: int, last: int) -> Tensor:

@@ -29,6 +29,7 @@ from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, W
 T = TypeVar("T")
 
 _BROKE = "it broke the protocol"  # so begins the reason for which the fleet put such a worker out
+_OUTSIDE = "values outside the field"
 _AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
 
 
@@ -58,6 +59,7 @@ class Round:
     """Answers by seat, and who gave them; why workers gave none; `refused` said so in words, and live on.
 
     impossible: the workers whose answer had values that no honest one can have, and for which pass; they are out.
+    lent: by seat, the answers that are still where their workers can write, and how to release them.
     """
 
     answers: dict[int, Mapping[Pass, Tensor]]
@@ -65,6 +67,7 @@ class Round:
     lost: dict[int, WorkerError]
     refused: frozenset[int]
     impossible: dict[int, Pass]
+    lent: dict[int, Callable[[], None]]
 
 
 class Crew:
@@ -124,7 +127,7 @@ class Crew:
             call, worker, kind = order.task.call, order.worker, next(iter(order.expected.shapes), Pass.FORWARD)
             self._asked[worker] = (layer.label, seat, call, kind)
             if worker in found.impossible:
-                finding = "values outside the field" if self._prime is not None else "values that are not finite"
+                finding = _OUTSIDE if self._prime is not None else "values that are not finite"
                 self._blame(worker, (layer.label, seat, call, found.impossible[worker]), "range", finding)
         self._blame_for_form()
         return found
@@ -173,7 +176,8 @@ class Crew:
         self._count(outcome.answers, waited)
         by = {seat: order.worker for seat, order in orders.items() if order.worker in outcome.answers}
         answers = {seat: outcome.answers[worker].tensors for seat, worker in by.items()}
-        return Round(answers, by, lost, outcome.refused, outcome.impossible)
+        lent = {seat: outcome.answers[worker].release for seat, worker in by.items() if orders[seat].expected.lent}
+        return Round(answers, by, lost, outcome.refused, outcome.impossible, lent)
 
     def warn_of_refusals(self, layer: Layer, first: Round, *passes: Pass) -> None:
         """If everybody refuses a pass, it is the task that is too large, or a limit too low: once, somebody is told.
@@ -200,6 +204,15 @@ class Crew:
         """
         within = max(_AT_ONCE, self._fleet.late_after(key))
         return self._round(weights, orders, key=None, within=within)
+
+    def outside_field(self, layer: Layer, call: int, kind: Pass, by: Mapping[int, int]) -> None:
+        """As after a round whose answers' range the fleet has checked, for those that it has not."""
+        for seat, worker in by.items():
+            complaint = f"{kind.value}: an answer with {_OUTSIDE}"
+            self._fleet.expel(worker, complaint)
+            reason = f"worker {worker} ({self.name(worker)}) failed: {complaint}."
+            self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=reason))
+            self._blame(worker, (layer.label, seat, call, kind), "range", _OUTSIDE)
 
     def expel(self, worker: int, reason: str) -> None:
         self._fleet.expel(worker, reason)

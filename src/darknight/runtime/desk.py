@@ -24,6 +24,8 @@ class Desk:
         self.ledger = ledger
         self.prime = prime
         self.dtype = dtype
+        # Answers are decoded where their workers wrote them, if nothing but the decoding reads them.
+        self.in_place = prime is not None and scheme.integrity == "freivalds"
         self._calls = 0
 
     def open_call(self) -> int:
@@ -43,8 +45,9 @@ class Desk:
         if self.crew.custody.sent(masking, seat, worker):
             self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self.crew.name(worker)))
 
-    def expected(self, shapes: Mapping[Pass, tuple[int, ...]]) -> Expected:
-        return Expected(shapes, self.dtype, self.prime)
+    def expected(self, shapes: Mapping[Pass, tuple[int, ...]], *, lent: bool = False) -> Expected:
+        """lent: as far as answers are read in place."""
+        return Expected(shapes, self.dtype, self.prime, lent and self.in_place)
 
     def clear_share(self, code: Code, deltas: Sequence[Tensor] | Tensor, seat: int) -> Tensor:
         """What the worker of a seat makes of gradients in the clear."""

@@ -6,7 +6,7 @@ Leaks: that a worker failed, and when; nothing about the data decides who takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -55,10 +55,12 @@ class Exchange:
     def forward(
         self, layer: Layer, op: BilinearOp, code: Code, shares: Shares, saved: Saved, keep: bool
     ) -> Iterator[Gathered]:
-        """Enough answers to decode, by seat. Notes in `saved` who keeps which share."""
+        """Enough answers to decode, by seat, to be read while this is open. Notes in `saved` who keeps which share."""
+        passing = ForwardRound(self._desk, layer, op, code, shares, saved, keep)
         try:
-            yield ForwardRound(self._desk, layer, op, code, shares, saved, keep).gathered()
+            yield passing.gathered()
         finally:
+            passing.release()
             if not keep:
                 self._crew.custody.forget(saved.call)
 
@@ -72,11 +74,13 @@ class Exchange:
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
     ) -> Iterator[dict[Pass, Gathered]]:
-        """Enough answers, by pass and seat; arguments as `BackwardRound`."""
+        """Enough answers, by pass and seat, to be read while this is open; arguments as `BackwardRound`."""
         masking = self.open_call()
+        passing = BackwardRound(self._desk, layer, saved, code, deltas, passes, again, masking)
         try:
-            yield BackwardRound(self._desk, layer, saved, code, deltas, passes, again, masking).gathered()
+            yield passing.gathered()
         finally:
+            passing.release()
             self._crew.custody.forget(masking)
 
     def clear_share(self, code: Code, deltas: Shares, seat: int) -> Tensor:
@@ -87,6 +91,14 @@ class Exchange:
     def expel(self, worker: int, reason: str) -> None:
         """Puts the worker out."""
         self._crew.expel(worker, reason)
+
+    def outside_field(self, layer: Layer, call: int, kind: Pass, by: Mapping[int, int]) -> None:
+        """Puts out the workers, by seat, whose answers had values outside the field."""
+        self._crew.outside_field(layer, call, kind, by)
+
+    def copy_answers(self) -> None:
+        """From now on no answer is read where its worker can write."""
+        self._desk.in_place = False
 
     def is_out(self, worker: int) -> bool:
         return self._crew.is_out(worker)

@@ -7,6 +7,7 @@ decides a result happens here, so both give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Protocol, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
 from darknight.coding import Field, Scheme
-from darknight.coding.fixed_point import checksum, exponent_for, largest_magnitude, quantise_nearest
+from darknight.coding.fixed_point import checksum, exponent_for, largest_magnitude, quantise_nearest, unchanged
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
 from darknight.randomness import rounding_words
@@ -63,6 +64,11 @@ class FieldCalls:
         """The weights as workers get them. Their scale depends on nothing but the weights."""
         exponent = exponent_for(largest_magnitude(w), self._arithmetic.bits)
         return quantise_nearest(_wide(w), exponent), exponent
+
+    def are_still(self, weights: SentWeights, w: Tensor) -> bool:
+        """Whether `weights` would come out of w."""
+        largest = unchanged(_wide(w), weights.exponent, weights.tensor)
+        return isfinite(largest) and exponent_for(largest, self._arithmetic.bits) == weights.exponent
 
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool

@@ -44,6 +44,9 @@ class OwnParts:
 class Gathered:
     """Answers by seat. `by` has the worker that gave each of them, if it was not the enclave.
 
+    An answer may be where its worker can still write to it: decode it, which reads it once, and `take_copies` before
+    it is looked at again.
+
     enough: how many decode, whosesoever they are; None where every wanted one is needed. ask: sends a round of tasks
     for these seats. settle: lets standbys take empty seats. question: see `question`.
     """
@@ -65,6 +68,7 @@ class Gathered:
         self.kind = kind
         self.answers: dict[int, Tensor] = {}
         self.by: dict[int, int] = {}
+        self._lent: set[int] = set()
         self._dropped: set[int] = set()
         self._all = [*wanted, *(seat for seat in range(seats) if seat not in wanted)]
         self.wanted = tuple(wanted)
@@ -79,6 +83,7 @@ class Gathered:
             if self.kind in tensors:
                 self.answers[seat] = tensors[self.kind]
                 self.by[seat] = found.by[seat]
+                self._lent.update({seat} & found.lent.keys())
 
     def make(self, vacant: AbstractSet[int]) -> None:
         """Of seats that nobody holds, while the others compute: if their answers are needed at all."""
@@ -107,7 +112,15 @@ class Gathered:
             self._dropped.add(seat)
             self.answers.pop(seat, None)
             self.by.pop(seat, None)
+            self._lent.discard(seat)
         self.fill()
+
+    def take_copies(self) -> bool:
+        """From now on these answers do not change, whoever gave them. False if no worker could change one before."""
+        lent, self._lent = self._lent, set()
+        for seat in lent:
+            self.answers[seat] = self.answers[seat].clone()
+        return bool(lent)
 
     def done_by_enclave(self) -> dict[int, Tensor]:
         """What workers had answered; the enclave has done all of it again, and nobody else's answer is left."""

@@ -3,6 +3,8 @@
 Guarantees: what any M workers receive is uniform and independent of x and delta; a result is returned only if it was
     verified, unless the scheme says integrity="off" (contract tests: tests/runtime/test_privacy.py,
     tests/runtime/test_integrity.py).
+    Answers may be read where their workers can write: each is read once, by its decoding, and only what was decoded is
+    verified and used (contract test: tests/runtime/test_changed_answers.py).
 Assumes: fresh noise for every masking: each attempt is masked from scratch.
 Leaks: shapes, which passes were asked for, and how often an attempt was repeated.
 """

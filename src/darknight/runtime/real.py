@@ -37,6 +37,10 @@ class RealCalls:
         largest_magnitude(sent)  # refuses what is not finite, or is no longer
         return sent, 0
 
+    def are_still(self, weights: SentWeights, w: Tensor) -> bool:
+        """Whether `weights` would come out of w."""
+        return torch.equal(weights.tensor, w.to(self._dtype))
+
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
     ) -> tuple[Tensor, Saved]:

@@ -39,6 +39,11 @@ class ForwardRound:
         self._keeping = frozenset(code.grad_rows if keep else ())
         self._shape = op.output_shape(tuple(shares[0].shape), tuple(saved.weights.tensor.shape))
         self._failed: set[int] = set()
+        self._lent: list[Callable[[], None]] = []
+
+    def release(self) -> None:
+        """Nobody reads the answers any more."""
+        _call_all(self._lent)
 
     def gathered(self) -> Gathered:
         """Enough answers to decode."""
@@ -72,6 +77,7 @@ class ForwardRound:
             meanwhile=partial(meanwhile or _nothing, computing - orders.keys()),
         )
         self._failed.update(found.lost)
+        self._lent += found.lent.values()
         for seat in self._keeping & found.answers.keys():
             self._saved.holders[seat] = orders[seat].holder
         return found
@@ -84,7 +90,7 @@ class ForwardRound:
         return Order(
             holder=self._crew.now(worker),
             task=self._task(call, self._shares[seat], compute=compute, keep=seat in self._keeping),
-            expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}),
+            expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}, lent=True),
         )
 
     def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
@@ -141,6 +147,11 @@ class BackwardRound:
         self._share_shape = (group_count(saved.x_shape[0], desk.scheme.inputs), *saved.x_shape[1:])
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
         self._failed: set[int] = set()
+        self._lent: list[Callable[[], None]] = []
+
+    def release(self) -> None:
+        """Nobody reads the answers any more."""
+        _call_all(self._lent)
 
     def gathered(self) -> dict[Pass, Gathered]:
         """Enough answers, by pass."""
@@ -191,6 +202,7 @@ class BackwardRound:
             meanwhile=partial(meanwhile or _nothing, kinds.keys() - orders.keys()),
         )
         self._failed.update(found.lost)
+        self._lent += found.lent.values()
         for seat in found.answers:
             if orders[seat].first is not None:
                 self._saved.holders[seat] = orders[seat].holder
@@ -221,7 +233,7 @@ class BackwardRound:
         return Order(
             holder=self._crew.now(worker),
             task=self._task(seat, self._delta(seat), kinds, self._share_shape),
-            expected=desk.expected({kind: self._shapes[kind] for kind in kinds}),
+            expected=desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True),
             first=first,
         )
 
@@ -273,3 +285,9 @@ class BackwardRound:
 
 def _nothing(_: AbstractSet[int]) -> None:
     pass
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    """Each once."""
+    while functions:
+        functions.pop()()

@@ -3,7 +3,10 @@
 Guarantees: a result comes back only if the check passed, with the answers of workers that remain or with the enclave's
     own; otherwise IntegrityError. Whoever is put out gave a wrong answer (integrity.blame says how surely), and the
     ledger has the evidence: layer, call, pass, check, and what was found; no values of data. Contract tests:
-    tests/runtime/test_integrity.py, tests/runtime/test_attacks.py.
+    tests/runtime/test_integrity.py, tests/runtime/test_attacks.py. An answer that its worker changes while it is read
+    is one answer like any other, right or wrong: what was read once is what was decoded and checked. A worker that
+    changes a wrong answer back before it is looked at again is not found by that, but can do it once: from then on
+    answers are copied first (contract test: tests/runtime/test_changed_answers.py).
 Assumes: what integrity.blame assumes.
 Leaks: to a worker, that it was found out: it gets no work any more. To learn what was wrong with it, it is asked once
     about a mixture of the groups of the very share that it holds, which tells it nothing that it does not know. In real
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from darknight.accounting import Blamed, Ledger, Unexplained
 from darknight.coding import Scheme
+from darknight.coding.field import NotResidues
 from darknight.errors import IntegrityError
 from darknight.integrity import blame
 from darknight.randomness import Randomness, uniform_below
@@ -72,9 +76,14 @@ class Trial:
         out = [seat for seat, worker in gathered.by.items() if self._exchange.is_out(worker)]
         if out:  # since another pass of the same call: nothing that it gave is believed
             gathered.without(out)
+        vanished = ""  # the check that failed, though no answer is wrong any more
         while True:
             try:
                 result = self._checked(layer, gathered, case)
+            except NotResidues as error:
+                liars = {seat: gathered.by[seat] for seat in error.workers}
+                self._exchange.outside_field(layer, gathered.call, gathered.kind, liars)
+                gathered.without(error.workers)
             except IntegrityError as error:
                 if not gathered.by:  # nobody is left to be wrong but the enclave
                     raise IntegrityError(
@@ -83,9 +92,12 @@ class Trial:
                         kind=error.kind,
                         check=error.check,
                     ) from None
-                self._punish(layer, gathered, case, error.check)
+                vanished = self._punish(layer, gathered, case, error.check)
                 case = replace(case, further=True)
             else:
+                if vanished:  # an answer was another one when it was decoded first
+                    self._exchange.copy_answers()
+                    self._note_unexplained(layer, gathered, vanished)
                 note_unchecked(self._scheme, self._ledger, layer, gathered.kind)
                 return result
 
@@ -98,22 +110,32 @@ class Trial:
                 case.verify(result, answers, case.further)
         return result
 
-    def _punish(self, layer: Layer, gathered: Gathered, case: Case[Result], check: str) -> None:
-        """Puts out whoever gave a wrong answer, and replaces what it gave."""
+    def _punish(self, layer: Layer, gathered: Gathered, case: Case[Result], check: str) -> str:
+        """Puts out whoever gave a wrong answer, and replaces what it gave.
+
+        Returns the check if there is none, now that answers are copies that nobody can change: these are to be tried.
+        """
+        lent = gathered.take_copies()
         by, answers = dict(gathered.by), gathered.answers
         findings = {seat: WRONG for seat in by if not self._right(case, seat, answers[seat])}
         if findings:
             findings |= self._explained(layer, gathered, case, findings)
             self._put_out(layer, gathered, check, by, findings)
             gathered.without(findings)
-            return
+            return ""
+        if lent:
+            return check
         # Errors that are too small for each alone, and not for their sum (Real). The enclave does it all, and can then
         # compare element by element.
         theirs = gathered.done_by_enclave()
         findings = {seat: WRONG for seat in theirs if not self._equal(case, seat, theirs[seat], answers[seat])}
         if not findings:
-            self._ledger.record(Unexplained(layer=layer.label, call=gathered.call, kind=gathered.kind, check=check))
+            self._note_unexplained(layer, gathered, check)
         self._put_out(layer, gathered, check, by, findings)
+        return ""
+
+    def _note_unexplained(self, layer: Layer, gathered: Gathered, check: str) -> None:
+        self._ledger.record(Unexplained(layer=layer.label, call=gathered.call, kind=gathered.kind, check=check))
 
     def _put_out(
         self, layer: Layer, gathered: Gathered, check: str, by: dict[int, int], findings: dict[int, str]

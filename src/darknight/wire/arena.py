@@ -10,7 +10,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -65,10 +67,24 @@ class Segment:
                 os.close(self._descriptor)
                 self._descriptor = None
 
-    def give_back(self) -> None:
-        """It is not needed any more. A worker may keep its mapping, but no memory of the enclave with it."""
+    def give_back(self, readers: Collection[Tensor] = ()) -> None:
+        """It is not needed any more. A worker may keep its mapping, but no memory of the enclave with it.
+
+        readers: views of it that somebody has still; it is emptied when the last of them is gone.
+        """
         self.drop_descriptor()
-        empty_out(self.content)
+        left = [None] * len(readers)
+        for tensor in readers:
+            weakref.finalize(tensor, _one_less, left, self.content).atexit = False
+        if not readers:
+            empty_out(self.content)
+
+
+def _one_less(left: list[None], content: Tensor) -> None:
+    """It takes no lock: the collector calls it in any thread and under any lock."""
+    left.pop()
+    if not left:
+        empty_out(content)
 
 
 class Arena:
@@ -122,9 +138,13 @@ class Arena:
             gone.give_back()
         return stale
 
-    def close(self) -> None:
+    def close(self, read: Mapping[Block, Tensor] | None = None) -> None:
+        """Gives all segments back: those of blocks that are still read when the tensors that show them are gone."""
+        readers: dict[int, list[Tensor]] = defaultdict(list)
+        for block, tensor in (read or {}).items():
+            readers[block.segment].append(tensor)
         for segment in self._segments.values():
-            segment.give_back()
+            segment.give_back(readers[segment.number])
         self._segments.clear()
 
 

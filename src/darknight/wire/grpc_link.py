@@ -301,6 +301,8 @@ class _Stream:
         with self._lock:
             question = self._open.pop(ticket, None)
             if self._lending is not None:
+                if question is not None and isinstance(reply, Answer):
+                    reply = self._lending.handed_over(ticket, reply)
                 self._lending.answered(ticket, self._oldest())
         if question is None or not question.future.set_running_or_notify_cancel() or reply is None:
             return  # the link was closed meanwhile, or the answer is not wanted any more

@@ -4,29 +4,37 @@ A worker reads a share, and writes its answer, at a time of its own choosing, ev
 So a block is used again only when the worker cannot need it:
 
     an answer's blocks, and a share that is not kept    when the task was answered
+    an answer's blocks, if it is read in place          when it was answered and released, or nobody has it any more
     a share that is kept, and weights                   when they were forgotten and every task before that is answered
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+import weakref
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 from torch import Tensor
 
-from darknight.types import Expected, Forget, ForwardTask, Pass, Task, Weights
+from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
 from darknight.wire.codec import Header
 from darknight.wire.shared_memory import Block, Memory
 
 
 @dataclass(frozen=True)
 class Loan:
-    """The blocks of one task. call: under which the worker keeps the share; None if it does not."""
+    """The blocks of one task. call: under which the worker keeps the share; None if it does not.
+
+    lent: the answer is read in place.
+    """
 
     share: Block
     answers: dict[Pass, Block]
     call: int | None
+    lent: bool = False
 
     def header(self) -> Header:
         places = {kind.value: list(block.place) for kind, block in self.answers.items()}
@@ -53,6 +61,8 @@ class Lending:
         self._kept: dict[int, tuple[int, Block]] = {}  # by call: the ticket of the task, and its share
         self._weights: set[tuple[str, int]] = set()
         self._forgotten: list[_Forgotten] = []
+        self._read: dict[tuple[int, Pass], Block] = {}  # by ticket and pass: what is read in place
+        self._released: deque[tuple[int, Pass]] = deque()  # and is so no more; finalizers write it down, and no more
 
     def lend_weights(self, message: Weights) -> Header:
         """Where the worker finds the weights. They may have been forgotten before, and be needed again."""
@@ -65,6 +75,8 @@ class Lending:
 
     def lend(self, task: Task, expected: Expected) -> Loan:
         """Writes the share of a task, and takes places for its answer."""
+        with self._lock:
+            self._take_back()
         taken = [self._memory.put(task.tensor)]
         answers = {}
         try:
@@ -75,12 +87,13 @@ class Lending:
             for block in taken:
                 self._memory.free(block)
             raise
-        return Loan(taken[0], answers, task.call if isinstance(task, ForwardTask) and task.keep else None)
+        call = task.call if isinstance(task, ForwardTask) and task.keep else None
+        return Loan(taken[0], answers, call, expected.lent)
 
     def collect(self, loan: Loan, expected: Expected) -> dict[Pass, Tensor]:
-        """Copies of the answer, as it is at this moment."""
-        forms = expected.shapes
-        return {kind: self._memory.take(block, forms[kind], expected.dtype) for kind, block in loan.answers.items()}
+        """Copies of the answer, as it is at this moment; or the answer itself, if it is to be read in place."""
+        fetch, forms = self._memory.look if expected.lent else self._memory.take, expected.shapes
+        return {kind: fetch(block, forms[kind], expected.dtype) for kind, block in loan.answers.items()}
 
     def asked(self, ticket: int, loan: Loan) -> None:
         """The task is on its way under this ticket."""
@@ -106,13 +119,40 @@ class Lending:
             self._forgotten.append(forgotten)
             self._settle(oldest)
 
+    def handed_over(self, ticket: int, answer: Answer) -> Answer:
+        """Somebody gets the answer, before it is noted as `answered`: with a way to release it, if it is lent."""
+        with self._lock:
+            loan = self._tasks.get(ticket)
+            if loan is None or not loan.lent:
+                return answer
+            for kind, tensor in answer.tensors.items():
+                self._memory.keep(loan.answers[kind], tensor)
+                self._read[ticket, kind] = loan.answers[kind]
+                # For an answer that comes too late, or whose reader is interrupted. It takes no lock: the collector
+                # calls it in any thread and under any lock.
+                weakref.finalize(tensor, self._released.append, (ticket, kind)).atexit = False
+        return replace(answer, release=partial(self._release, [(ticket, kind) for kind in answer.tensors]))
+
+    def _release(self, places: list[tuple[int, Pass]]) -> None:
+        self._released.extend(places)
+        with self._lock:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """What was released may be used again. Twice is no error: each place has its entry once."""
+        while self._released:
+            block = self._read.pop(self._released.popleft(), None)
+            if block is not None:
+                self._memory.free(block)
+
     def answered(self, ticket: int, oldest: int) -> None:
         """The worker has answered, whatever it said."""
         with self._lock:
             loan = self._tasks.pop(ticket, None)
             if loan is not None:
-                for block in loan.answers.values():
-                    self._memory.free(block)
+                for kind, block in loan.answers.items():
+                    if (ticket, kind) not in self._read:
+                        self._memory.free(block)
                 self._put_back(ticket, loan)
             self._settle(oldest)
 
@@ -142,5 +182,7 @@ class Lending:
                 self._memory.forget_weights(layer, version)
 
     def close(self) -> None:
-        """Everything at once; the worker's connection must be gone for good."""
+        """Everything at once, but what is read in place when it is so no more; the worker's connection must be gone
+        for good.
+        """
         self._memory.close()

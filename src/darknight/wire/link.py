@@ -37,7 +37,8 @@ class Link(Protocol):
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         """Sends a task. The future ends with an answer of the expected shapes and dtype, or with a LinkError.
 
-        The answer's tensors are memory of the enclave's own, as many bytes as `expected` says. Raises like `post`.
+        The answer's tensors are memory of the enclave's own, as many bytes as `expected` says; or lent, if it says so,
+        and then to be read once and released. Raises like `post`.
         """
 
     @property

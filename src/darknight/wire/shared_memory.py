@@ -5,8 +5,10 @@ answers of a worker are in segments that only this worker gets. Weights are the 
 once, into segments that all of them get and none of them can write.
 
 Guarantees: a worker sees its own shares, its own answers and the weights; no other worker's. What it writes, and when,
-    cannot crash the enclave, change another worker's tensors, or change a tensor that was taken: that is a copy
-    (contract tests: tests/wire/test_shared_memory.py, tests/fleet/test_worker_memory.py).
+    cannot crash the enclave, change another worker's tensors, or change a tensor that was taken: that is a copy. Only
+    who asks for it (`Expected.lent`) sees an answer in place, and then nothing but its own worker writes there before
+    it is released, also if the link ends meanwhile (contract tests: tests/wire/test_shared_memory.py,
+    tests/wire/test_lending.py, tests/fleet/test_worker_memory.py).
 Assumes: workers run as users that cannot read each other's or the enclave's memory by other means (ptrace).
 Leaks: the number and sizes of segments, to the workers that get them; of weights, as much as the weights do anyway.
 """
@@ -119,6 +121,7 @@ class Memory:
         self._lock = threading.Lock()
         self._arena = Arena(Kind.PRIVATE, host.next_number)
         self._weights: dict[tuple[str, int], _Written] = {}
+        self._shown: dict[Block, weakref.ref[Tensor]] = {}  # that somebody reads in place
         self._closed = False
         self._bell: Bell | None = None
         host.join(self)
@@ -145,16 +148,29 @@ class Memory:
 
         The worker can still write to the block; the copy does not change. Check the copy, never the block.
         """
+        return self.look(block, shape, dtype).clone()
+
+    def look(self, block: Block, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """What is in the block, without a copy: the worker can still write to it. It may be read until it is freed."""
         with self._lock:
             self._check_open()
             segment = self._arena.find(block)
         if prod(shape) * dtype.itemsize > block.nbytes:
             raise ValueError(f"a tensor of shape {shape} and {dtype} is larger than its block of {block.nbytes} bytes.")
-        return view(segment.content, block.offset, dtype, shape).clone()
+        return view(segment.content, block.offset, dtype, shape)
+
+    def keep(self, block: Block, tensor: Tensor) -> None:
+        """Somebody reads the block in place, as `tensor`. It stays until it is freed; if the memory is closed before,
+        until the tensor is gone.
+        """
+        with self._lock:
+            self._check_open()
+            self._shown[block] = weakref.ref(tensor)
 
     def free(self, block: Block) -> None:
         """The block may be used again. Call it when the worker has answered: until then it may still read or write."""
         with self._lock:
+            self._shown.pop(block, None)
             if self._closed:
                 return
             for segment in self._arena.give(block):
@@ -206,12 +222,15 @@ class Memory:
         self._farewells.append(number)  # not sent from here: this may be another link's thread
 
     def close(self) -> None:
-        """Gives everything back and closes the door. A second time does nothing."""
+        """Gives everything back, what is kept when nobody reads it any more, and closes the door. A second time does
+        nothing.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._arena.close()
+            shown = {block: reference() for block, reference in self._shown.items()}
+            self._arena.close({block: tensor for block, tensor in shown.items() if tensor is not None})
         if self._bell is not None:
             self._bell.hang_up()
         self.forget_all_weights()
