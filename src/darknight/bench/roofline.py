@@ -4,11 +4,11 @@ With x and y a layer's input and output of the whole batch, w its weights, `widt
 `plan.traffic` counts them (P of a masking go out, K + M + E answers come back, K + 2M of a weight gradient):
 
     phase       a pass of its own reads -> writes                          joined with its neighbours
-    weights     w (its scale), w -> integers                               w -> integers
+    weights     w, its integers (the same?); w (its scale), w -> integers  w -> integers
     scale       x (its largest), x (its moments), w                        nothing: whoever writes x knows them
     encode      x, noise -> shares, integers, noise                        x -> shares
     checksum    integers of x                                              nothing
-    links       shares -> shares, answers -> answers, weights -> weights   nothing: made and read where they lie
+    links       shares -> shares, weights -> weights                       nothing: made where they lie
     decode      answers -> integers, floats                                answers -> floats
     check       integers of both factors and of the product                nothing: summed while they pass
     optimizer   weight, gradient, momentum -> weight, momentum             the same
@@ -156,7 +156,9 @@ def _spared(phase: str, *, read: int = 0, written: int = 0) -> _Stream:
 def _forward(product: Product, network: Network, candidate: Candidate, traffic: Traffic) -> Iterator[_Stream]:
     x, y, w = _sizes(product, network)
     noise = traffic.input_shares // candidate.workers * candidate.colluders
-    if network.training:  # else workers have them, from the first batch on
+    if not network.training:  # workers have them, from the first batch on
+        yield _spared("weights", read=2 * w)
+    else:  # the first tile shows that they changed
         yield _needed("weights", read=w, written=w)
         yield _spared("weights", read=w)
         yield _spared("scale", read=w)
@@ -166,7 +168,6 @@ def _forward(product: Product, network: Network, candidate: Candidate, traffic: 
     yield _needed("encode", read=x, written=traffic.input_shares)
     yield _spared("encode", read=noise, written=noise + x)
     yield _spared(LINKS, read=traffic.input_shares, written=traffic.input_shares)
-    yield _spared(LINKS, read=traffic.outputs, written=traffic.outputs)
     yield _needed("decode", read=traffic.outputs, written=y)
     yield _spared("decode", written=y)
     yield _spared("check", read=x + y + w)
@@ -183,12 +184,10 @@ def _backward(product: Product, network: Network, candidate: Candidate, traffic:
     yield _spared("encode", read=x, written=x)  # x, quantised again
     yield _spared("checksum", read=x)
     yield _spared(LINKS, read=traffic.gradient_shares, written=traffic.gradient_shares)
-    yield _spared(LINKS, read=traffic.weight_gradients, written=traffic.weight_gradients)
     yield _needed("decode", read=traffic.weight_gradients, written=w)
     yield _spared("decode", written=w)
     yield _spared("check", read=x + y + w)
     if product.grad_input:
-        yield _spared(LINKS, read=traffic.input_gradients, written=traffic.input_gradients)
         yield _needed("decode", read=traffic.input_gradients, written=x)
         yield _spared("decode", written=x)
         yield _spared("check", read=x + y + w)
