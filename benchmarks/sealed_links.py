@@ -1,12 +1,12 @@
 """What it costs the enclave that links are encrypted, and what a pad inside encode and decode would cost instead.
 
-A share of `MIB` goes to one worker and an answer as large comes back. In seconds of this process's processor, one thread
-for what is arithmetic:
+A share of `MIB` goes to one worker and an answer as large comes back. In seconds of this process's processor, one
+thread for what is arithmetic:
 
 - grpc: gRPC with mutual TLS to a real worker process, as links are;
 - gcm: AES-256-GCM over the same bytes in both directions and nothing else, the least that any encrypted link costs;
-- pad: a keystream of AES-256-CTR for this worker, added modulo p while the share is made, and subtracted while the answer
-  is decoded: the difference to the same passes without it, plus the keystream.
+- pad: a keystream of AES-256-CTR for this worker, added modulo p while the share is made, and subtracted while the
+  answer is decoded: the difference to the same passes without it, plus the keystream.
 
 Run: python benchmarks/sealed_links.py
 """
