@@ -334,7 +334,9 @@ class Runtime:
 
 def _narrow(weights: Tensor) -> Tensor:
     """The same values in less memory, if they are small integers."""
-    small = not weights.is_floating_point() and weights.numel() > 0 and int(weights.abs().max()) < 2**15
+    if weights.is_floating_point() or not weights.numel():
+        return weights
+    small = all(-(2**15) <= int(value) < 2**15 for value in weights.aminmax())
     return weights.to(torch.int16) if small else weights
 
 
