@@ -158,6 +158,20 @@ def test_every_strategy_that_takes_anything_is_proven_on_this_processor():
     assert names == ["float64", "float64-unfolded", "float32", "int8-unfolded"]
 
 
+def test_a_device_proves_it_to_a_program_once(monkeypatch: pytest.MonkeyPatch):
+    """Another engine on the same device asks nothing; a strategy that nobody has asked about is asked about."""
+    first, second = (Slow("new", 0.0, [0.0]) for _ in range(2))
+    monkeypatch.setitem(STRATEGIES, "new", first)
+    assert "new" in Choice(CPU).words
+    once = first.calls
+    assert once > 0
+    assert "new" in Choice(CPU).words
+    assert first.calls == once
+    monkeypatch.setitem(STRATEGIES, "new", second)
+    assert "new" in Choice(CPU).words
+    assert second.calls == once
+
+
 @pytest.mark.parametrize(("broken", "says"), [(Rounding(), "is wrong"), (Absent(), "fails")])
 def test_a_strategy_that_is_wrong_or_absent_is_never_used(
     broken: Strategy, says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -140,9 +141,10 @@ class Choice:
         return time.perf_counter()
 
 
+@cache
 def proven(strategy: Strategy, device: torch.device) -> bool:
     """Whether it takes anything on this device, and gives the right numbers at the edges of the field: a driver or a
-    library may round.
+    library may round. Once for a program: it takes a tenth of a second, and many engines may share a device.
     """
     if strategy is DOUBLES:
         return True
