@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import darknight.wire.tls  # noqa: F401 - before anything else imports gRPC, whose environment it sets
+import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +30,7 @@ def pytest_configure(config):
     """A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests of Ctrl-C need it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    warm.fresh = config.getoption("--full")
 
 
 # Files that take longest go first: side by side with the others, nobody waits for them at the end.

@@ -1,9 +1,11 @@
-"""Runs the real command in a process of its own."""
+"""Runs the real command in a process of its own: `darknight` from nothing, `warm_darknight` at once (see warm.py)."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import warm
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
@@ -22,6 +24,10 @@ def darknight(*arguments: str, cwd: Path, **variables: str) -> subprocess.Comple
         timeout=600,
         check=False,
     )
+
+
+def warm_darknight(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return warm.run(["-m", "darknight.cli", *arguments], cwd=cwd, env=clean_environment(**variables))
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int) -> str:

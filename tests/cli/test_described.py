@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from cli.command import darknight, refused
+from cli.command import refused, warm_darknight
 from darknight.cli.app import run
 from darknight.cli.description_file import read_description
 
@@ -44,7 +44,7 @@ QUICK = ("train", "--model", "net.toml", "--batch-size", "256", "--no-clear", "-
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("described")
     (folder / "net.toml").write_text(NET)
-    done = darknight(*QUICK, "--epochs", "1", "--json", cwd=folder)
+    done = warm_darknight(*QUICK, "--epochs", "1", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -61,10 +61,10 @@ def test_it_is_trained_on_shares(trained):
 def test_it_goes_on_and_is_used_without_the_file(trained):
     folder, _ = trained
     (folder / "net.toml").unlink()
-    done = darknight("train", "--resume", "--epochs", "3", "--output", "run", "--no-picture", "--json", cwd=folder)
+    done = warm_darknight("train", "--resume", "--epochs", "3", "--output", "run", "--no-picture", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["private"]["best"]["accuracy"]
-    done = darknight("infer", "--checkpoint", "run", "--data", "digits", "--json", cwd=folder)
+    done = warm_darknight("infer", "--checkpoint", "run", "--data", "digits", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["model"], found["examples"]) == ("net.toml", 1797)  # the training part too
@@ -112,5 +112,5 @@ def test_a_description_of_a_checkpoint_that_was_changed_is_refused(trained, tmp_
     changed = best.replace(b"MaxPool2d", b"AvgPool2d")
     assert changed != best
     (tmp_path / "best.safetensors").write_bytes(changed)
-    done = darknight("infer", "--checkpoint", "best.safetensors", "--data", "digits", cwd=tmp_path)
+    done = warm_darknight("infer", "--checkpoint", "best.safetensors", "--data", "digits", cwd=tmp_path)
     assert "damaged" in refused(done, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.command import darknight, refused
+from cli.command import darknight, refused, warm_darknight
 from darknight.cli.app import run
 
 
@@ -22,7 +22,7 @@ def trained(tmp_path_factory):
         x[index, 0, label] += 150  # one bright row
     np.savez(folder / "set.npz", train_x=x[:200], train_y=y[:200], test_x=x[200:], test_y=y[200:])
     np.savez(folder / "new.npz", x=x[200:])
-    done = darknight(
+    done = warm_darknight(
         *("train", "--model", "mlp", "--data", "set.npz", "--epochs", "4", "--batch-size", "20", "--no-clear"),
         *("--no-picture", "--output", "run", "--json"),
         cwd=folder,
@@ -56,7 +56,7 @@ def test_a_labelled_set(trained):
 
 def test_examples_without_labels_and_a_table_for_people(trained):
     folder, _ = trained
-    done = darknight(
+    done = warm_darknight(
         *("infer", "--checkpoint", "run/checkpoints/best.safetensors", "--data", "new.npz", "--output", "found.json"),
         *("--inputs", "2", "--batch-size", "16"),
         cwd=folder,
@@ -106,5 +106,5 @@ def test_damaged_weights_are_refused(trained, tmp_path):
     damaged = bytearray((folder / "run/checkpoints/best.safetensors").read_bytes())
     damaged[-5] ^= 1
     (tmp_path / "best.safetensors").write_bytes(damaged)
-    line = refused(darknight("infer", "--checkpoint", "best.safetensors", "--data", str(folder), cwd=tmp_path), 1)
+    line = refused(warm_darknight("infer", "--checkpoint", "best.safetensors", "--data", str(folder), cwd=tmp_path), 1)
     assert "best.safetensors: damaged" in line

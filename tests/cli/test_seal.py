@@ -6,13 +6,13 @@ import pty
 import signal
 import stat
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
-from cli.command import clean_environment, darknight
+import warm
+from cli.command import clean_environment, darknight, warm_darknight
 from darknight.cli.app import run
 from data import makers
 
@@ -69,7 +69,7 @@ def test_a_set_is_sealed_and_verified(tmp_path):
     assert stat.S_IMODE((tmp_path / "sealed.key").stat().st_mode) == 0o600
     key = (tmp_path / "sealed.key").read_text().split()[4]
     assert len(key) == 64
-    again = darknight("seal", "sealed", "--verify", "--json", cwd=tmp_path)
+    again = warm_darknight("seal", "sealed", "--verify", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert key not in done.stdout + done.stderr + again.stdout + again.stderr
     assert json.loads(again.stdout) == {
@@ -192,13 +192,12 @@ def large(folder, records=400):
 
 def test_ctrl_c_leaves_nothing(tmp_path):
     large(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "darknight.cli", "seal", "large.npz", "--out", "sealed"],
+    process = warm.start(
+        ["-m", "darknight.cli", "seal", "large.npz", "--out", "sealed"],
         cwd=tmp_path,
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         deadline = time.monotonic() + 120
@@ -220,8 +219,8 @@ def test_a_terminal_gets_a_bar(tmp_path):
     large(tmp_path, records=20)
     master, slave = pty.openpty()
     environment = {**clean_environment(), "TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "darknight.cli", "seal", "large.npz", "--out", "sealed", "--json"],
+    process = warm.start(
+        ["-m", "darknight.cli", "seal", "large.npz", "--out", "sealed", "--json"],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.DEVNULL,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cli.command import clean_environment, darknight, refused
+import warm
+from cli.command import clean_environment, darknight, refused, warm_darknight
 from darknight.cli.app import run
 
 QUICK = ("train", "--model", "mlp", "--epochs", "1", "--batch-size", "256")
@@ -130,7 +131,7 @@ def test_a_terminal_gets_bars(watched):
 
 
 def test_the_setting_of_the_paper_trains_and_says_what_it_does_not_cover(tmp_path):
-    done = darknight(*QUICK, "--no-clear", "--arithmetic", "paper", "--json", cwd=tmp_path)
+    done = warm_darknight(*QUICK, "--no-clear", "--arithmetic", "paper", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     private = json.loads(done.stdout)["private"]
     assert any("gradients go to workers in the clear" in caveat for caveat in private["not_covered"])
@@ -144,8 +145,8 @@ def test_the_same_seed_gives_the_same_private_training(watched, finished):
 
 
 def start(*arguments, cwd, stderr):
-    command = [sys.executable, "-m", "darknight.cli", *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=stderr, text=True)
+    program = ["-m", "darknight.cli", *arguments]
+    return warm.start(program, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=stderr)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +216,7 @@ def test_a_resume_keeps_its_place(refusal):
 
 
 def test_a_training_by_cost_says_where_each_layer_was(tmp_path):
-    done = darknight(*QUICK, "--no-clear", "--place", "cost", "--json", cwd=tmp_path)
+    done = warm_darknight(*QUICK, "--no-clear", "--place", "cost", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["settings"]["place"] == "cost"
@@ -234,7 +235,7 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_been(tmp_path, full):
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
-    again = darknight("train", "--resume", "--no-picture", "--tensorboard", "curves", "--json", cwd=tmp_path)
+    again = warm_darknight("train", "--resume", "--no-picture", "--tensorboard", "curves", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     other = json.loads(again.stdout)
     assert other["private"]["resumed_at_step"] >= 1
@@ -243,7 +244,7 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_been(tmp_path, full):
     assert other["view"] is None
     assert list((tmp_path / "curves").iterdir())
     if full:  # tests/train has the same, without the command
-        whole = darknight(*QUICK, *settings, "--output", "whole", "--json", cwd=tmp_path)
+        whole = warm_darknight(*QUICK, *settings, "--output", "whole", "--json", cwd=tmp_path)
         assert json.loads(whole.stdout)["settings"] == other["settings"]
         files = [tmp_path / run / "checkpoints/step-00000018/model.safetensors" for run in ("whole", "darknight-train")]
         one, two = map(load_file, files)
@@ -256,15 +257,15 @@ def test_a_budget_stops_it_before_the_step_that_would_exceed_it_and_a_larger_one
     (tmp_path / "darknight.toml").write_text(
         '[train]\narithmetic = "real"\nnoise-std = 1000.0\nleakage-budget = 0.001\n'
     )
-    stopped = darknight(*QUICK, "--inputs", "1", "--no-picture", "--no-clear", cwd=tmp_path)
+    stopped = warm_darknight(*QUICK, "--inputs", "1", "--no-picture", "--no-clear", cwd=tmp_path)
     assert stopped.returncode == 1
     assert "darknight: error: one more step" in stopped.stderr
     assert "what was reached is saved. Go on with: darknight train --resume" in stopped.stderr
     (tmp_path / "darknight.toml").unlink()
-    again = darknight("train", "--resume", "--no-picture", cwd=tmp_path)  # the checkpoint knows it
+    again = warm_darknight("train", "--resume", "--no-picture", cwd=tmp_path)  # the checkpoint knows it
     assert again.returncode == 1
     assert "0.001 of leakage_budget are used" in again.stderr
-    done = darknight("train", "--resume", "--leakage-budget", "1", "--no-picture", "--json", cwd=tmp_path)
+    done = warm_darknight("train", "--resume", "--leakage-budget", "1", "--no-picture", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     leakage = json.loads(done.stdout)["private"]["leakage"]
     assert 0.001 < leakage["nats_per_example"] < 1

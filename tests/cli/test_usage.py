@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import clean_environment, darknight, refused
+from cli.command import clean_environment, darknight, refused, warm_darknight
 from darknight.cli import training, worker
 from darknight.cli.app import COMMANDS as LOADERS
 from darknight.cli.app import run
@@ -101,7 +101,7 @@ def test_bad_settings_are_refused(here, arguments, complaint):
     ],
 )
 def test_so_it_is_at_the_command_line(tmp_path, arguments, complaint):
-    assert complaint in refused(darknight("train", *arguments.split(), cwd=tmp_path), 2)
+    assert complaint in refused(warm_darknight("train", *arguments.split(), cwd=tmp_path), 2)
     assert not list(tmp_path.iterdir())
 
 
@@ -119,7 +119,7 @@ def test_an_output_that_cannot_be_a_folder_is_refused(here):
 def test_an_output_without_permission_is_refused(tmp_path):
     folder = tmp_path / "closed"
     folder.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
-    assert "Permission denied" in refused(darknight("train", "--output", "closed/run", cwd=tmp_path), 1)
+    assert "Permission denied" in refused(warm_darknight("train", "--output", "closed/run", cwd=tmp_path), 1)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_patience_reaches_the_fleet(here, monkeypatch):
 @pytest.mark.full
 def test_a_bad_key_at_the_command_line(tmp_path):
     (tmp_path / "darknight.toml").write_text("[train]\nepoch = 3\n")
-    assert "unknown key in [train]: epoch" in refused(darknight("train", cwd=tmp_path), 2)
+    assert "unknown key in [train]: epoch" in refused(warm_darknight("train", cwd=tmp_path), 2)
 
 
 def test_flags_come_before_variables_before_the_file(here, monkeypatch):

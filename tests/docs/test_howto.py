@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 HOWTOS = sorted((Path(__file__).resolve().parents[2] / "docs" / "howto").glob("*.md"))
 WALKED_ELSEWHERE = {"audit", "deploy-enclave", "operate-workers", "plan"}  # by tests of their own in this folder
 
@@ -35,7 +37,9 @@ def test_a_howto_runs_as_written(page):
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
 def test_the_commands_of_a_howto_run_as_written(page, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    (own := tmp_path / "bin").mkdir()
+    paths = (warm.command(own), Path(sys.executable).parent, environment["PATH"])
+    environment["PATH"] = os.pathsep.join(map(str, paths))
     # The output goes to a file: a process that stayed behind would keep a pipe open, and hold up the test.
     with (tmp_path / "said.txt").open("w+") as said:
         done = subprocess.run(

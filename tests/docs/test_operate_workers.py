@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from darknight.wire.plan import ATTACKS
 from darknight.worker.metrics import Metrics
 from fleet.workers import free_port
@@ -32,7 +33,9 @@ def walk(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
         script = script.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
     head = "set -euo pipefail\ntrap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    (own := folder / "bin").mkdir()
+    paths = (warm.command(own), Path(sys.executable).parent, environment["PATH"])
+    environment["PATH"] = os.pathsep.join(map(str, paths))
     # The output goes to a file: a worker that stayed behind would keep a pipe open, and hold up the test.
     with (folder / "said.txt").open("w+") as said:
         done = subprocess.run(

@@ -28,7 +28,7 @@ class Operator:
     def __init__(self, folder, name, **flags):
         self._folder, self._name, self._flags = folder, name, flags
         self._address = f"127.0.0.1:{free_port()}"
-        self.process = launch(folder, name, listen=self._address, **flags)
+        self.process = launch(folder, name, listen=self._address, cold=True, **flags)
         self.pids = [self.process.pid]
         self.entry = announced(self.process).entry
 
@@ -36,7 +36,8 @@ class Operator:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
-        self.process = launch(self._folder, self._name, listen=self._address, **self._flags)  # takes seconds
+        # It takes seconds: so long the seat is somebody else's.
+        self.process = launch(self._folder, self._name, listen=self._address, cold=True, **self._flags)
         self.pids.append(self.process.pid)
 
     def stop(self):

@@ -264,7 +264,7 @@ def test_inputs_and_gradients_of_every_layer_are_found_without_noise(name, cases
 # --- a worker that an operator started, over TLS ----------------------------------------------------------------------
 def test_the_memory_of_a_worker_that_is_reached_over_tls(tmp_path, capsys):
     """Its tensors come in pieces through gRPC's buffers, which lie anywhere. The other seats are the enclave's own."""
-    with real_workers(tmp_path, {"north": {}}) as (worker,):
+    with real_workers(tmp_path, {"north": {"cold": True}}) as (worker,):
         memory = _memory(worker.process.pid)
         entries = [worker.entry, *(_entry_of_nobody(operator) for operator in ("south", "east", "west"))]
         (tmp_path / "fleet.toml").write_text("\n".join(entries))

@@ -4,7 +4,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm
 from darknight.wire.identity import CERTIFICATE_FILE, ENCLAVE, Identity
 
 
@@ -24,15 +24,20 @@ class Worker:
     entry: str
 
 
-def launch(folder: Path, operator: str, *, listen: str = "127.0.0.1:0", **flags: str) -> subprocess.Popen[str]:
-    """Starts `python -m darknight.worker`; its state is folder/operator, its enclave that of folder/enclave."""
+def launch(
+    folder: Path, operator: str, *, listen: str = "127.0.0.1:0", cold: bool = False, **flags: str
+) -> subprocess.Popen[str]:
+    """Starts `python -m darknight.worker`; its state is folder/operator, its enclave that of folder/enclave.
+
+    cold: in an interpreter of its own, which takes seconds (see warm.py).
+    """
     Identity.load_or_create(folder / "enclave", ENCLAVE)
-    command = [sys.executable, "-m", "darknight.worker", "--listen", listen, "--operator", operator]
+    command = ["-m", "darknight.worker", "--listen", listen, "--operator", operator]
     command += ["--state", str(folder / operator), "--allow-enclave", str(folder / "enclave" / CERTIFICATE_FILE)]
     command += ["--threads", "1", "--log-level", "error"]
     command += [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept, cwd=folder)
+    return warm.start(command, stdout=subprocess.PIPE, env=kept, cwd=folder, cold=cold)
 
 
 def announced(process: subprocess.Popen[str]) -> Worker:

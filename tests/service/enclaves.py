@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+import warm
 from darknight.client.job_file import read_job_file
 from darknight.client.job_folder import JobFolder
 from darknight.client.jobs import Place
@@ -131,19 +133,16 @@ def launch_enclave(
     within: a command that starts the one that follows it.
     """
     program = ["-m", "darknight.cli"] if crash is None else [str(CRASHING), str(crash), str(folder / state)]
-    command = [*within, sys.executable, *program, "enclave", "--fleet", str(folder / "fleet.toml")]
-    command += ["--listen", f"127.0.0.1:{port}", "--state", str(folder / state), "--json", *flags]
-    command += ["--insecure-simulated-platform", str(folder / "platform"), "--log-level", "info"]
+    program += ["enclave", "--fleet", str(folder / "fleet.toml")]
+    program += ["--listen", f"127.0.0.1:{port}", "--state", str(folder / state), "--json", *flags]
+    program += ["--insecure-simulated-platform", str(folder / "platform"), "--log-level", "info"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
     with (folder / "enclave.log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**kept, "OMP_NUM_THREADS": "1", **(environment or {})},
-            cwd=cwd or folder,
-            text=True,
-        )
+        kept |= {"OMP_NUM_THREADS": "1", **(environment or {})}
+        start = partial(subprocess.Popen, [*within, sys.executable, *program], text=True)
+        if not within:
+            start = partial(warm.start, program)
+        process = start(stdout=subprocess.PIPE, stderr=log, env=kept, cwd=cwd or folder)
     line = process.stdout.readline()
     assert line, f"the enclave ended with {process.wait()}: {(folder / 'enclave.log').read_text()}"
     words = json.loads(line)
