@@ -31,6 +31,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     warm.fresh = config.getoption("--full")
+    warm.for_local_fleets()
 
 
 # Files that take longest go first: side by side with the others, nobody waits for them at the end.
@@ -82,6 +83,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def cold_fleets():
+    """For tests of how dk.local_fleet starts its workers: as it does for a user, and not as in warm.py."""
+    warm.cold = True
+    yield
+    warm.cold = False
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,21 @@
 """Real processes of `darknight` that start at once: forked from one that has loaded torch already, which takes seconds.
 
-`start` and `run` are for tests of what a program does. Tests of how it starts, and at least one of each command, take
-`subprocess`; with --full (make test-all) everything does, also behind `start` and `run`.
+`start` and `run` are for tests of what a program does, and `for_local_fleets` for the workers of dk.local_fleet. Tests
+of how a program starts, and at least one of each command, take `subprocess`; with --full (make test-all) everything
+does, also behind these functions.
 
-The process to fork from is this file, run as a program. It has one thread and computes nothing, so that a fork of it is
-as good as new. A client connects to its socket, once for each process, and sends
+The process to fork from is this file, run as a program. It has one thread, so that a fork of it is as good as new. A
+client connects to its socket, once for each process, and sends
 
-    a JSON object a line: program (as after `python`), cwd, environment; with it the descriptors 0, 1 and 2
+    a JSON object a line: program (as after `python`), cwd, environment, session (whether it leads one of its own), and
+    the numbers of the descriptors that come with it: 0, 1, 2 and others
 
 and is told the process's number and, when it has ended, how. Whoever disconnects before that has it killed.
 """
 
 import array
 import atexit
+import fcntl
 import gc
 import json
 import os
@@ -33,6 +36,7 @@ from pathlib import Path
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 
 fresh = False  # set by conftest.py: start everything from nothing
+cold = False  # set by its fixture cold_fleets: local fleets too
 
 
 # --- for tests --------------------------------------------------------------------------------------------------------
@@ -71,25 +75,29 @@ def run(program: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subproc
 
 
 class Process:
-    """What subprocess.Popen would be, as far as tests need it."""
+    """What subprocess.Popen would be, as far as tests need it. pass_fds: of the order's numbers, as there."""
 
-    def __init__(self, program, *, cwd, env, stdin, stdout, stderr):
+    def __init__(self, program, *, cwd, env, stdin, stdout, stderr, text=True, pass_fds=(), start_new_session=False):
         self.args, self.returncode = [*program], None
-        self.stdout = self.stderr = None
-        given = [os.open(os.devnull, os.O_RDONLY) if stdin is DEVNULL else os.dup(0 if stdin is None else stdin)]
-        for name, number, where in (("stdout", 1, stdout), ("stderr", 2, stderr)):
+        given = []
+        for number, (name, where) in enumerate((("stdin", stdin), ("stdout", stdout), ("stderr", stderr))):
+            setattr(self, name, None)
             if where == PIPE:
-                ours, theirs = os.pipe()
-                setattr(self, name, open(ours))  # noqa: SIM115 - as long as this object
+                ends = os.pipe()
+                ours, theirs = ends if number else reversed(ends)
+                mode = "r" if number else "w"
+                file = open(ours, mode) if text else open(ours, f"{mode}b", buffering=0)  # noqa: SIM115
+                setattr(self, name, file)
             elif where == DEVNULL:
-                theirs = os.open(os.devnull, os.O_WRONLY)
+                theirs = os.open(os.devnull, os.O_RDWR)
             else:
                 file = number if where is None else where
                 theirs = os.dup(file if isinstance(file, int) else file.fileno())
             given.append(theirs)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address())
-        order(self._socket, program, os.fspath(cwd), env, given)
+        numbered = dict(zip((0, 1, 2), given, strict=True)) | {number: number for number in pass_fds}
+        order(self._socket, program, os.fspath(cwd), env, numbered, session=start_new_session)
         for descriptor in given:
             os.close(descriptor)
         self._lines = self._socket.makefile()
@@ -149,7 +157,7 @@ def stand_for(where: str) -> int:
     """In the shell's own child: a process from there in its place, with its signals and its end."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(where)
-        order(connection, ["-m", "darknight.cli", *sys.argv[1:]], os.getcwd(), os.environ, [0, 1, 2])
+        order(connection, ["-m", "darknight.cli", *sys.argv[1:]], os.getcwd(), os.environ, {0: 0, 1: 1, 2: 2})
         pid, _, code = connection.recv(16).decode().partition("\n")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: os.kill(int(pid), number))
@@ -160,12 +168,31 @@ def stand_for(where: str) -> int:
     return ended
 
 
-def order(connection, program, cwd, environment, descriptors) -> None:
-    words = {"program": [*program], "cwd": cwd, "environment": {**environment}}
-    whole = json.dumps(words).encode() + b"\n"
-    kind = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+def order(connection, program, cwd, environment, descriptors, *, session=False) -> None:
+    """descriptors: those of this process, by the number that the other one is to have them under."""
+    words = {"program": [*program], "cwd": cwd, "environment": {**environment}, "session": session}
+    whole = json.dumps({**words, "numbers": [*descriptors]}).encode() + b"\n"
+    kind = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors.values()))
     sent = connection.sendmsg([whole], [kind])
     connection.sendall(whole[sent:])
+
+
+def for_local_fleets() -> None:
+    """From now on, dk.local_fleet of this process starts its workers so; but see the fixture cold_fleets."""
+    from darknight.fleet import nursery  # not above: who stands for a command in a shell has no such package
+
+    cold_start = nursery.Nursery._start
+
+    def warm_start(berths):
+        if fresh or cold:
+            return cold_start(berths)
+        environment = nursery.environment(insecure=any(berth.hostile is not None for berth in berths))
+        recorders = [berth.recorder.fileno() for berth in berths if berth.recorder is not None]
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "text": False}
+        program = ["-m", "darknight.worker.nursery"]
+        return Process(program, cwd=os.getcwd(), env=environment, pass_fds=recorders, start_new_session=True, **pipes)
+
+    nursery.Nursery._start = staticmethod(warm_start)
 
 
 _server: subprocess.Popen[bytes] | None = None
@@ -196,7 +223,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 # --- in the process to fork from --------------------------------------------------------------------------------------
 def main() -> None:
     _load()
-    assert threading.active_count() == 1, "a fork would lack the other threads"
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0{sys.argv[1]}")
     listener.listen(64)
@@ -213,6 +240,7 @@ def _load() -> None:
         load()
     for name in ("darknight.runtime", "darknight.worker.program", "darknight.service", "sklearn.datasets"):
         import_module(name)
+    import_module("darknight.worker.engine").LocalEngine(threads=1)  # which proves its strategies, once for a program
     gc.freeze()  # what was loaded stays shared
 
 
@@ -236,9 +264,7 @@ def _serve(listener: socket.socket) -> dict | None:
                     for each in (client, *(key.fileobj for key in list(selector.get_map().values()))):
                         os.close(each) if isinstance(each, int) else each.close()  # what is ours, and not the fork's
                     selector.close()
-                    for number, descriptor in enumerate(given):
-                        os.dup2(descriptor, number)
-                        os.close(descriptor)
+                    _take(given, words["numbers"])
                     return words
                 running.add(pid)
                 for descriptor in given:
@@ -262,14 +288,27 @@ def _serve(listener: socket.socket) -> dict | None:
                 selector.unregister(key.fileobj)
 
 
+def _take(given: list[int], numbers: list[int]) -> None:
+    """Under the numbers that are wanted. First all out of the way: one may have the number that is another's."""
+    away = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 512) for descriptor in given]
+    for descriptor in given:
+        os.close(descriptor)
+    for descriptor, number in zip(away, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
 def _ordered(client: socket.socket) -> tuple[dict, list[int]]:
-    whole, given, _, _ = socket.recv_fds(client, 1 << 20, 3)
+    whole, given, _, _ = socket.recv_fds(client, 1 << 20, 64)
     while not whole.endswith(b"\n"):
         whole += client.recv(1 << 20)
     return json.loads(whole), given
 
 
 def _become(words: dict) -> None:
+    global _address, _server
+    if words["session"]:
+        os.setsid()
     os.chdir(words["cwd"])
     os.environ.clear()
     os.environ.update(words["environment"])
@@ -278,6 +317,9 @@ def _become(words: dict) -> None:
         file = open(number, mode, buffering=1 if number == 2 or os.isatty(number) else -1, errors=errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
+    sys.modules["warm"] = sys.modules["__main__"]
+    _address, _server = f"\0{sys.argv[1]}", "this process came from it"
+    for_local_fleets()
     if words["program"][0] == "-m":
         sys.argv = words["program"][1:]
         sys.path[0] = words["cwd"]

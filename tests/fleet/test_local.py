@@ -26,6 +26,8 @@ from darknight.wire import LinkClosed
 from darknight.wire.identity import ENCLAVE, Identity
 from fleet.workers import alive, eventually
 
+pytestmark = pytest.mark.usefixtures("cold_fleets")
+
 SCHEME = Scheme(inputs=1, colluders=1)
 
 

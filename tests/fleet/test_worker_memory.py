@@ -37,7 +37,7 @@ FOUND = 0.9  # correlation
 # Above the floor: from one set of images to the next the largest of a million correlations varies by up to 0.1.
 MARGIN = 0.15
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "cold_fleets")
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
