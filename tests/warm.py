@@ -220,6 +220,10 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     server.communicate()  # closes its standard input
 
 
+# What torch, the datasets and the pictures load when they are first used.
+LATER = ("torch._dynamo", "sklearn.datasets", "matplotlib.figure", "matplotlib.backends.backend_agg")
+
+
 # --- in the process to fork from --------------------------------------------------------------------------------------
 def main() -> None:
     _load()
@@ -238,7 +242,7 @@ def _load() -> None:
     app = import_module("darknight.cli.app")
     for load in app.COMMANDS.values():
         load()
-    for name in ("darknight.runtime", "darknight.worker.program", "darknight.service", "sklearn.datasets"):
+    for name in ("darknight.runtime", "darknight.worker.program", "darknight.service", *LATER):
         import_module(name)
     import_module("darknight.worker.engine").LocalEngine(threads=1)  # which proves its strategies, once for a program
     gc.freeze()  # what was loaded stays shared

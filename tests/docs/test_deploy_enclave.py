@@ -131,19 +131,17 @@ def test_the_key_for_workers_is_where_manifest_and_unit_have_it():
 
 
 # --- what the page names ---------------------------------------------------------------------------------------------
-def known_flags(*command: str) -> set[str]:
-    done = subprocess.run(
-        [*command, "--help"], capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "200"}
-    )
+def known_flags(*program: str) -> set[str]:
+    done = warm.run([*program, "--help"], cwd=ROOT, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0
     return set(re.findall(r"(?<![\w-])(--[a-z-]+)", done.stdout))
 
 
 def test_every_flag_of_the_text_exists():
     used = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--insecure-", "--target"}
-    known = known_flags(sys.executable, "-m", "darknight.cli", "enclave")
-    known |= known_flags(sys.executable, "-m", "darknight.cli", "submit")
-    known |= known_flags(sys.executable, str(SCRIPT))
+    known = known_flags("-m", "darknight.cli", "enclave")
+    known |= known_flags("-m", "darknight.cli", "submit")
+    known |= known_flags(str(SCRIPT))
     known |= {"--allow-enclave"}  # of a worker; tests/docs/test_operate_workers.py
     assert len(used) > 5
     assert used <= known

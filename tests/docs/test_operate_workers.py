@@ -102,7 +102,7 @@ def test_every_flag_of_a_worker_exists():
     lines = [line for line in text.splitlines() if re.search(r"darknight[. ]worker --", line)]
     used = {flag for line in lines for flag in re.findall(r" (--[a-z-]+)", line)}
     used |= set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--help"}
-    done = subprocess.run([sys.executable, "-m", "darknight.worker", "--help"], capture_output=True, text=True)
+    done = warm.run(["-m", "darknight.worker", "--help"], cwd=ROOT, env=os.environ)
     known = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", done.stdout, flags=re.MULTILINE))
     assert len(used) > 12
     assert used <= known
