@@ -178,7 +178,7 @@ def test_a_quote_for_collateral_is_the_enclaves_own(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         assert read_quote(kept.read_bytes()).measurement == facts.measurement
     kept.write_bytes(b"what was there")
-    done = subprocess.run([sys.executable, str(SCRIPT), office.address, str(kept)], capture_output=True, text=True)
+    done = warm.run([str(SCRIPT), office.address, str(kept)], cwd=tmp_path, env=os.environ)
     assert done.returncode == 1
     assert "stays as it was" in done.stderr
     assert kept.read_bytes() == b"what was there"

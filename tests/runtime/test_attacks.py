@@ -318,7 +318,7 @@ def test_the_counts_are_those_that_were_promised(full, tampered):
 
 
 def test_workers_that_exchange_answers_are_not_taken_for_ones_with_other_weights(arenas, tmp_path, full):
-    """They exchange them also when they are asked what was wrong; but each is asked another thing, so they wait in vain."""
+    """They exchange them also when they are asked what was wrong; but each is asked something else, and waits."""
     arena, wait = arenas("field"), 20 if full else 5
     for kind in (Pass.FORWARD, Pass.GRAD_INPUT):
         pair = arena.seats(kind)[:2]
