@@ -100,8 +100,18 @@ class Process:
         order(self._socket, program, os.fspath(cwd), env, numbered, session=start_new_session)
         for descriptor in given:
             os.close(descriptor)
-        self._lines = self._socket.makefile()
-        self.pid = int(self._lines.readline())
+        self._heard = b""
+        self.pid = self._told(None)
+
+    def _told(self, timeout):
+        """The next number from there."""
+        self._socket.settimeout(timeout)
+        while b"\n" not in self._heard:
+            part = self._socket.recv(64)
+            assert part, "the process to fork from is gone"
+            self._heard += part
+        line, _, self._heard = self._heard.partition(b"\n")
+        return int(line)
 
     def poll(self):
         try:
@@ -111,12 +121,10 @@ class Process:
 
     def wait(self, timeout=None):
         if self.returncode is None:
-            self._socket.settimeout(timeout)
             try:
-                self.returncode = int(self._socket.recv(16))  # in one piece: nothing else is ever sent
+                self.returncode = self._told(timeout)
             except (BlockingIOError, TimeoutError):
                 raise subprocess.TimeoutExpired(self.args, timeout) from None
-            self._lines.close()
             self._socket.close()
         return self.returncode
 
@@ -232,8 +240,19 @@ def main() -> None:
     listener.bind(f"\0{sys.argv[1]}")
     listener.listen(64)
     os.write(1, b"ready\n")
-    if (words := _serve(listener)) is not None:
+    if (words := _serve(listener)) is None:
+        return
+    try:
         _become(words)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        # As Python ends, but without a last look at all that was loaded, which would copy it.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code or 0)
 
 
 def _load() -> None:
@@ -263,6 +282,9 @@ def _serve(listener: socket.socket) -> dict | None:
             if key.fileobj is listener:
                 client, _ = listener.accept()
                 words, given = _ordered(client)
+                if words is None:
+                    client.close()
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     for each in (client, *(key.fileobj for key in list(selector.get_map().values()))):
@@ -273,7 +295,8 @@ def _serve(listener: socket.socket) -> dict | None:
                 running.add(pid)
                 for descriptor in given:
                     os.close(descriptor)
-                client.sendall(f"{pid}\n".encode())
+                with suppress(OSError):  # the client is gone: that is noticed below
+                    client.sendall(f"{pid}\n".encode())
                 selector.register(client, selectors.EVENT_READ, pid)
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
             elif isinstance(key.data, tuple):
@@ -302,10 +325,16 @@ def _take(given: list[int], numbers: list[int]) -> None:
         os.close(descriptor)
 
 
-def _ordered(client: socket.socket) -> tuple[dict, list[int]]:
+def _ordered(client: socket.socket) -> tuple[dict | None, list[int]]:
+    """None from one that left before it had said everything."""
     whole, given, _, _ = socket.recv_fds(client, 1 << 20, 64)
     while not whole.endswith(b"\n"):
-        whole += client.recv(1 << 20)
+        part = client.recv(1 << 20)
+        if not part:
+            for descriptor in given:
+                os.close(descriptor)
+            return None, []
+        whole += part
     return json.loads(whole), given
 
 
