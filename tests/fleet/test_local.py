@@ -339,7 +339,10 @@ def say(**words):
     os.write(1, (json.dumps(words) + "\\n").encode())
 
 
-# Loaded once for all: each ending is tried in a copy of this process, made before there is a fleet.
+# Loaded once for all, also what a first use loads: each ending is tried in a copy of this process, made before there is
+# a fleet.
+import torch._dynamo
+dk.Scheme, dk.local_fleet, dk.Runtime, dk.protect_
 running = {}
 for ending in sys.argv[1:]:
     if (pid := os.fork()) == 0:

@@ -79,6 +79,7 @@ class Arena:
             self._masked, self._truth = (self._models(runtime) for runtime in (self.runtime, self._alone))
             self._stack = stack.pop_all()
         self._generator = torch.Generator().manual_seed(0)
+        self.changes = 0  # of weights
 
     def close(self) -> None:
         self._stack.close()
@@ -107,6 +108,7 @@ class Arena:
 
     def new_weights(self, name: str) -> None:
         """Another version, far from the one before."""
+        self.changes += 1
         weight = self._truth[name].weight
         with torch.no_grad():
             weight.copy_(torch.randn(weight.shape, generator=self._generator))

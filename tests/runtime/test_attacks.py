@@ -173,15 +173,27 @@ class Lies:
         return max(abs(float(row[rows.index(seat)])) for row in matrix) if seat in rows else 1.0
 
 
-@pytest.fixture
-def lies(arenas, tmp_path):
-    def made(name: str) -> Lies:
-        arena = arenas(name)
-        if name.startswith("field"):
-            return Lies(arena, tmp_path, {})
-        return Lies(arena, tmp_path, dict.fromkeys(Pass, 1.0) if name == "real off" else certain_sizes(arena))
+@pytest.fixture(scope="module")
+def sizes(arenas):
+    """What `certain_sizes` finds for a scheme, again whenever weights have changed."""
+    found: dict[tuple[str, int], dict[Pass, float]] = {}
 
-    return made
+    def of(name: str) -> dict[Pass, float]:
+        if name.startswith("field"):
+            return {}
+        if name == "real off":
+            return dict.fromkeys(Pass, 1.0)
+        key = (name, arenas(name).changes)
+        if key not in found:
+            found[key] = certain_sizes(arenas(name))
+        return found[key]
+
+    return of
+
+
+@pytest.fixture
+def lies(arenas, sizes, tmp_path):
+    return lambda name: Lies(arenas(name), tmp_path, sizes(name))
 
 
 @contextmanager
