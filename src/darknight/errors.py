@@ -123,3 +123,18 @@ class IntegrityError(_CheckError):
 
 class PrivacyWarning(UserWarning):
     """What is done here is allowed, and shows workers more than usual."""
+
+
+def other_format(found: object, *, reads: int) -> str:
+    """What is said of a file or a message whose number of the format is not the one that is read: which side is older.
+
+    >>> other_format(3, reads=2)
+    'format 3, made by a newer version of DarKnight; this one reads format 2. Upgrade DarKnight here'
+    """
+    if type(found) is int and found > reads:
+        return (
+            f"format {found}, made by a newer version of DarKnight; this one reads format {reads}. "
+            "Upgrade DarKnight here"
+        )
+    number = f"format {found}" if type(found) is int else "no number of a format"
+    return f"{number}, of no version that this one knows; it reads format {reads}. Use the version that made it"

@@ -35,6 +35,13 @@ def test_a_job_file_that_changed_is_another_job(home):
         opened(write_job(home, epochs=3))
 
 
+def test_a_job_of_a_newer_version_is_refused_with_advice(home):
+    path = opened(write_job(home)).path / TEXT
+    path.write_text(path.read_text().replace('"format":1', '"format":2'))
+    with pytest.raises(UsageError, match=r"format 2, made by a newer version .* Upgrade DarKnight here"):
+        opened(write_job(home))
+
+
 def test_a_key_that_others_can_read_is_refused(home):
     folder = opened(write_job(home))
     (folder.path / KEY).chmod(0o644)

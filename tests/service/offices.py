@@ -20,20 +20,27 @@ CONFIGURATION = Configuration(
 class Office:
     """What a client reaches at `address`, and everything behind it."""
 
-    def __init__(self, folder: Path, state: str = "state", *, pretence: Pretence | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state: str = "state",
+        *,
+        pretence: Pretence | None = None,
+        configuration: bytes = CONFIGURATION.encode(),
+    ) -> None:
         self.folder = folder
         self.platform = SoftwarePlatform(folder / "platform", pretence=pretence)
         self.identity = Identity.create(ENCLAVE)
-        self.sessions = Sessions(self.platform, self.identity, CONFIGURATION.encode())
+        self.sessions = Sessions(self.platform, self.identity, configuration)
         self.queue = Queue(folder / state, workers=len(OPERATORS))
         self.answers = Answers(self.queue, self.sessions, workers=len(OPERATORS))
         self.address = ""
 
 
 @contextmanager
-def open_office(folder: Path, state: str = "state", *, pretence: Pretence | None = None, answering=None):
-    """answering: wraps what answers, to be a man in the middle or a host that lies."""
-    office = Office(folder, state, pretence=pretence)
+def open_office(folder: Path, state: str = "state", *, answering=None, **settings):
+    """answering: wraps what answers, to be a man in the middle or a host that lies. settings: of the Office."""
+    office = Office(folder, state, **settings)
     with office.queue:
         answers = office.answers if answering is None else answering(office.answers)
         server = JobServer(listen="127.0.0.1:0", identity=office.identity, methods=METHODS, answering=answers)

@@ -240,6 +240,19 @@ def test_a_submission_that_finds_no_room_can_be_made_again(tmp_path):
         assert conversation.ask("Submit", job=folder.text.encode().decode())["state"] == WAITING
 
 
+def test_a_job_of_a_newer_version_is_left_as_it_is_and_named_in_the_log(tmp_path, caplog):
+    furnish(tmp_path)
+    with open_office(tmp_path) as office:
+        folder, conversation = brought(tmp_path, office)
+        with conversation:
+            path = office.queue.of(folder.text.name, folder.client.public).folder / JOB
+    newer = path.read_text().replace('"format":1', '"format":2')
+    path.write_text(newer)
+    with open_office(tmp_path):
+        assert "job 1 is left as it is and not run: a job in format 2, made by a newer version" in caplog.text
+    assert path.read_text() == newer
+
+
 def test_an_end_that_cannot_be_kept_costs_nothing(tmp_path):
     """The disk takes the result, and not that the job is finished: after a restart it can go on from what there is."""
     furnish(tmp_path)

@@ -153,11 +153,19 @@ def test_files_of_two_checkpoints_do_not_mix(copy, tmp_path):
         read_checkpoint(copy)
 
 
-@pytest.mark.parametrize("version", [2, "1", None])
-def test_other_versions_are_refused_with_advice(copy, version):
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (2, "format 2, made by a newer version .* Upgrade DarKnight here"),
+        (0, "format 0, of no version that this one knows; .* Use the version that made it"),
+        ("1", "no number of a format"),
+        (None, "no number of a format"),
+    ],
+)
+def test_other_versions_are_refused_with_advice(copy, version, advice):
     path = copy / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": version}))
-    with pytest.raises(UsageError, match=r"reads format 1\. Use the version that wrote it"):
+    with pytest.raises(UsageError, match=advice):
         read_checkpoint(copy)
 
 

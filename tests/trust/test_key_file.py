@@ -107,7 +107,6 @@ def test_a_key_that_others_can_open_is_refused(path, mode):
     "change",
     [
         lambda text: "",
-        lambda text: text.replace("key 1", "key 2"),
         lambda text: text[:-1],
         lambda text: text + "\n",
         lambda text: text.upper(),
@@ -121,7 +120,7 @@ def test_what_is_no_key_file_is_refused_and_not_shown(path, change):
     key = DataKey(bytes([0xAA] * 32))
     write_key_file(path, KeyFile(key=key, manifest=MANIFEST))
     path.write_text(change(path.read_text()), encoding="utf-8", newline="")
-    with pytest.raises(TrustError, match="no key file of this version, or is damaged") as refusal:
+    with pytest.raises(TrustError, match="no key file, or is damaged") as refusal:
         read_key_file(path)
     assert "aaaa" not in str(refusal.value)
 

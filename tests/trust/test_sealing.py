@@ -237,7 +237,8 @@ def test_another_set_under_the_same_key_is_not_the_one_that_is_meant(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": "darknight sealed records 2"},
+        {"format": "darknight sealed things 1"},
+        {"format": "darknight sealed records 1 "},
         {"count": 0},
         {"count": -1},
         {"count": True},

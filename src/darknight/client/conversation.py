@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from darknight.errors import TrustError
+from darknight.errors import TrustError, other_format
 from darknight.trust.evidence import Evidence
 from darknight.trust.fresh import fresh_nonce
 from darknight.trust.keys import ClientKey
@@ -21,7 +21,7 @@ from darknight.trust.release import JobKeys, Offer, Receipt, Terms, request_mess
 from darknight.trust.verify import Attested, attested
 from darknight.wire.codec import BadFrame
 from darknight.wire.job_channel import JobChannel, pieces
-from darknight.wire.jobs import ATTEST, RELEASE, UPLOAD, JobText, Request, dump, from_hex, load
+from darknight.wire.jobs import ATTEST, CONFIGURATION, RELEASE, UPLOAD, JobText, Request, dump, from_hex, load
 
 
 class Conversation:
@@ -49,6 +49,13 @@ class Conversation:
                 )
                 evidence = Evidence.from_words(words.get("evidence"))
                 self.configuration: dict[str, Any] = load(self.offer.configuration)
+            # Read by other rules than it was written by, it could say something else than it means.
+            if (found := self.configuration.get("format")) != CONFIGURATION:
+                raise TrustError(
+                    f"{self._channel.address}: the enclave's configuration is of "
+                    f"{other_format(found, reads=CONFIGURATION)}. Nothing was released.",
+                    check="version",
+                )
             self.attested: Attested = attested(
                 evidence, policy=policy, now=int(time.time()), report_data=self.offer.report_data
             )

@@ -32,6 +32,7 @@ from darknight.trust.key_file import DataKey, KeyFile, read_key_file, write_key_
 from darknight.trust.keys import ClientKey
 from darknight.trust.release import JobKeys, Receipt
 from darknight.trust.sealing import MANIFEST
+from darknight.wire.codec import BadFrame
 from darknight.wire.jobs import JobText, dump
 
 KEY, TEXT, WEIGHTS = "job.key", "job.json", "weights.sealed"
@@ -70,7 +71,10 @@ class JobFolder:
         job_key = read_key_file(file.output / KEY).key
         keys = JobKeys(data=_data_key(file, manifest).raw, job=job_key.raw)
         client = ClientKey(keys.derived("client").raw)
-        text = JobText.decode((file.output / TEXT).read_bytes())
+        try:
+            text = JobText.decode((file.output / TEXT).read_bytes())
+        except BadFrame as error:
+            raise UsageError(f"{file.output / TEXT}: {error}. Put it back, or choose another output.") from error
         wanted = _text(file, manifest, salt=text.salt, client=client, weights=text.weights)
         if wanted != text:
             raise UsageError(

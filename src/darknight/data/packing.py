@@ -34,7 +34,7 @@ from darknight.data.augment import Augmentation
 from darknight.data.dataset import Dataset, Examples, Part, Unlabelled, narrowed
 from darknight.data.found import LARGEST_IMAGE, MOST_CLASSES
 from darknight.data.normalise import Normalisation, bad_place
-from darknight.errors import DataError, UsageError
+from darknight.errors import DataError, UsageError, other_format
 
 _LABELLED, _UNLABELLED = 1, 2  # formats of a head: earlier releases know the first
 _MOST_EXAMPLES = (1 << 32) - 1
@@ -219,7 +219,7 @@ def _taken_apart(head: bytes, count: int) -> tuple[Mapping[str, Any], Tensor, Te
     begin = 8 + int.from_bytes(head[:8], "big")
     words = json.loads(head[8:begin])
     if words["format"] not in (_LABELLED, _UNLABELLED):
-        raise ValueError
+        raise DataError(f"the head of the sealed set is of {other_format(words['format'], reads=_UNLABELLED)}.")
     numbers = [part["examples"] for part in words["parts"]]
     if not all(type(number) is int and number > 0 for number in numbers) or sum(numbers) != count:
         raise ValueError

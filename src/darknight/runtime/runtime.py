@@ -16,7 +16,7 @@ from torch import Tensor
 
 from darknight.accounting import ONE_OPERATOR, Accountant, Ledger, Spent, check_budget
 from darknight.coding import Field, Scheme
-from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError, UsageError
+from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError, UsageError, other_format
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness
@@ -32,6 +32,7 @@ from darknight.runtime.phases import phase
 from darknight.runtime.real import RealCalls
 from darknight.types import Pass
 
+_STATE = 1  # the format of a runtime's state
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -151,13 +152,15 @@ class Runtime:
         And what leaked so far; `run` tells apart a state of this runtime, which knows it, and one of an earlier run.
         """
         layers = {**self._loaded, **{name: layer.state() for name, layer in self._layers.items()}}
-        return {"seed": self.seed, "layers": layers, "run": self._run, "leaked": self.ledger.leaked}
+        return {"format": _STATE, "seed": self.seed, "layers": layers, "run": self._run, "leaked": self.ledger.leaked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken. Protect the model first; products that no module stands for follow."""
         layers = state.get("layers") if isinstance(state, Mapping) else None
         if not isinstance(layers, Mapping):
             raise UsageError("this is no state of a runtime. Load one that state_dict() gave.")
+        if (found := state.get("format", _STATE)) != _STATE:
+            raise UsageError(f"the state of a runtime is of {other_format(found, reads=_STATE)}.")
         if state.get("seed") != self.seed:
             raise UsageError(
                 f"the state is of seed {state.get('seed')!r}, this runtime of {self.seed}. Use the same seed."

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 
 from darknight import __version__
 from darknight.fleet.file import FleetFile
-from darknight.wire.jobs import dump
-
-_FORMAT = 1
+from darknight.wire.jobs import CONFIGURATION, dump
 
 
 @dataclass(frozen=True)
@@ -34,4 +32,4 @@ class Configuration:
         return cls(workers=workers, insecure_one_operator=insecure_one_operator)
 
     def encode(self) -> bytes:
-        return dump({"format": _FORMAT, **asdict(self)})
+        return dump({"format": CONFIGURATION, **asdict(self)})

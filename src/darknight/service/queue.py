@@ -187,7 +187,8 @@ class Queue:
                 raise DataError("its text is of another name")
             words = load((path / STATE).read_bytes()) if (path / STATE).exists() else {}
             entry = Entry(number, path, Job.of(text, workers=self._workers), *_read_state(words))
-        except (DarKnightError, BadFrame, OSError):
+        except (DarKnightError, BadFrame, OSError) as error:
+            log.warning("job %d is left as it is and not run: %s", number, error)
             return
         if entry.state not in OVER:
             entry.state = WAITING

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from darknight.errors import DataError, UsageError
+from darknight.errors import DataError, UsageError, other_format
 
 FORMAT = 1
 _WORDS, _DIGEST = "darknight", "sha256"
@@ -83,10 +83,7 @@ def _looked_at(
 def check_format(words: Mapping[str, Any], path: Path) -> None:
     """Files of other versions of the format are refused before anything else of them is looked at."""
     if (found := words.get("format")) != FORMAT:
-        raise UsageError(
-            f"{path}: format {found!r}; this version of DarKnight reads format {FORMAT}. "
-            "Use the version that wrote it, or a newer one."
-        )
+        raise UsageError(f"{path}: {other_format(found, reads=FORMAT)}.")
 
 
 def dump_json(value: Any) -> str:

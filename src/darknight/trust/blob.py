@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from darknight.errors import TrustError
+from darknight.errors import TrustError, other_format
 from darknight.trust.fresh import NONCE_BYTES, fresh_nonce
 from darknight.trust.key_file import DataKey
 
 TAG_BYTES = 16
-_MAGIC = b"DKB1"
+_KIND, _FORMAT = b"DKB", 1
+_MAGIC = _KIND + str(_FORMAT).encode()
 _INFO = b"darknight blob 1"
 _BEGIN = len(_MAGIC) + NONCE_BYTES
 _CHUNK = 1 << 20
@@ -60,6 +61,9 @@ def sealed_pieces(key: DataKey, data: Bytes, *, label: bytes) -> Iterator[Bytes]
 
 def open_bytes(key: DataKey, sealed: Bytes, *, label: bytes) -> bytes:
     view = memoryview(sealed).cast("B")
+    version = bytes(view[len(_KIND) : len(_MAGIC)])
+    if view[: len(_KIND)] == _KIND and version.isdigit() and int(version) != _FORMAT:
+        raise TrustError(f"sealed data: {other_format(int(version), reads=_FORMAT)}.", check="version")
     if len(view) < _BEGIN + TAG_BYTES or view[: len(_MAGIC)] != _MAGIC:
         raise TrustError("sealed data: cut short, or of another kind or version. Take another copy.", check="sealed")
     cipher = cipher_for(key, salt=bytes(view[len(_MAGIC) : _BEGIN]), info=_info(label))

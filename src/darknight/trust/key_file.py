@@ -14,12 +14,14 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from darknight.errors import DarKnightError, TrustError
+from darknight.errors import DarKnightError, TrustError, other_format
 from darknight.trust.durable import sync_folder
 from darknight.trust.fresh import KEY_BYTES, fresh_key
 from darknight.types import Secret
 
-_FIRST_LINE = "darknight key 1"
+_FORMAT = 1
+_KIND = "darknight key "
+_FIRST_LINE = f"{_KIND}{_FORMAT}"
 _PATTERN = re.compile(rf"{_FIRST_LINE}\nkey ([0-9a-f]{{64}})\n(?:manifest ([0-9a-f]{{64}})\n)?")
 _LIMIT = 4096
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -100,8 +102,12 @@ def read_key_file(path: Path) -> KeyFile:
             os.close(descriptor)
     except OSError as error:
         raise TrustError(f"{path}: cannot be read ({error.strerror}). Needs the key file.", check="key") from error
-    match = _PATTERN.fullmatch(raw.decode("latin-1"))
+    text = raw.decode("latin-1")
+    version = re.match(rf"{_KIND}([0-9]{{1,9}})\n", text)
+    if version is not None and int(version[1]) != _FORMAT:
+        raise TrustError(f"{path}: a key of {other_format(int(version[1]), reads=_FORMAT)}.", check="version")
+    match = _PATTERN.fullmatch(text)
     if match is None:
-        raise TrustError(f"{path}: is no key file of this version, or is damaged. Needs the key file.", check="key")
+        raise TrustError(f"{path}: is no key file, or is damaged. Needs the key file.", check="key")
     key, manifest = match.groups()
     return KeyFile(key=DataKey(bytes.fromhex(key)), manifest=None if manifest is None else bytes.fromhex(manifest))

@@ -36,7 +36,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from darknight.errors import DataError, TrustError, UsageError
+from darknight.errors import DataError, TrustError, UsageError, other_format
 from darknight.trust.blob import (
     TAG_BYTES,
     Bytes,
@@ -53,7 +53,9 @@ from darknight.types import Secret
 
 MANIFEST, HEAD, RECORDS = "manifest.json", "head", "records"
 LARGEST_RECORD, LARGEST_HEAD, MOST_RECORDS = 1 << 30, 1 << 32, 1 << 40
-_FORMAT = "darknight sealed records 1"
+_NUMBER = 1
+_KIND = "darknight sealed records "
+_FORMAT = f"{_KIND}{_NUMBER}"
 _INFO = b"darknight records 1"
 _HEAD_LABEL = b"darknight head 1 "
 _LARGEST_MANIFEST = 4096
@@ -84,6 +86,7 @@ class Manifest:
     def from_bytes(cls, raw: bytes) -> Manifest:
         try:
             words = json.loads(raw)
+            _check_version(words)
             if not isinstance(words, dict) or words.keys() != {field.name for field in fields(cls)}:
                 raise ValueError
             manifest = cls(**words)
@@ -95,8 +98,10 @@ class Manifest:
             if not _possible(*numbers):
                 raise ValueError
         except (ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, TrustError):
+                raise
             raise TrustError(
-                "the manifest is damaged, or of another version. Take another copy of the sealed set.", check="manifest"
+                "the manifest is damaged. Take another copy of the sealed set.", check="manifest"
             ) from error
         return manifest
 
@@ -157,6 +162,8 @@ class SealedRecords(Secret):
         try:
             self.head = open_bytes(key, sealed, label=_HEAD_LABEL + self.manifest.digest)
         except TrustError as error:
+            if error.check == "version":
+                raise TrustError(f"{folder / HEAD}: {error}", check=error.check) from error
             raise TrustError(
                 f"{folder}: does not open. The key is of another set, or the manifest or the head was changed. Take "
                 "the right key, or another copy.",
@@ -306,6 +313,15 @@ def _parsed(raw: bytes, path: Path) -> Manifest:
         return Manifest.from_bytes(raw)
     except TrustError as error:
         raise TrustError(f"{path}: {error}", check=error.check) from error
+
+
+def _check_version(words: object) -> None:
+    """Before anything else: in another format the rest may be different."""
+    found = words.get("format") if isinstance(words, dict) else None
+    if isinstance(found, str) and (match := re.fullmatch(rf"{_KIND}([0-9]{{1,9}})", found)):
+        number = int(match[1])
+        if number != _NUMBER:
+            raise TrustError(f"the sealed set is of {other_format(number, reads=_NUMBER)}.", check="version")
 
 
 def _possible(count: int, record_bytes: int, head_bytes: int) -> bool:

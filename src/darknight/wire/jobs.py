@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from darknight.errors import other_format
 from darknight.wire.codec import BadFrame
 
 SERVICE = "darknight.Enclave"
@@ -21,6 +22,7 @@ STATUS, WATCH, CANCEL, FETCH = "Status", "Watch", "Cancel", "Fetch"
 
 CHUNK = 1 << 20  # bytes of a piece of a file
 LARGEST = 4 << 20  # bytes of any message
+CONFIGURATION = 1  # of what an enclave says of itself; it goes up with every change of the conversation
 _FORMAT = 1
 _DIGEST = 32  # bytes of salts, keys and digests
 _KINDS: dict[str, Any] = {
@@ -110,7 +112,7 @@ class JobText:
     def decode(cls, data: bytes) -> JobText:
         words = load(data)
         if (found := words.pop("format", None)) != _FORMAT:
-            raise BadFrame(f"a job in format {found!r}; this enclave reads format {_FORMAT}. Use the same version")
+            raise BadFrame(f"a job in {other_format(found, reads=_FORMAT)}")
         kinds = {field.name: _KINDS.get(field.name, str) for field in fields(cls)}
         if words.keys() != kinds.keys() or not all(isinstance(words[name], kind) for name, kind in kinds.items()):
             raise BadFrame("a job with unknown or missing parts, or parts of the wrong kind")
