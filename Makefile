@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour lint test test-all bench clean
+.PHONY: help setup run tour docs lint test test-all bench clean
 
 help: ## print this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/darknight/kerne
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt torch
 	$(PIP) install --constraint constraints.txt setuptools
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,demo,ray]'
+	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev,demo,docs,ray]'
 	@touch $@
 
 run: $(STAMP) ## train a small network on scikit-learn's digits, privately and in the clear
@@ -27,6 +27,9 @@ run: $(STAMP) ## train a small network on scikit-learn's digits, privately and i
 
 tour: $(STAMP) ## seal data, submit a job to an enclave (simulated), kill it half way, fetch the model
 	$(BIN)/python scripts/tour.py darknight-tour
+
+docs: $(STAMP) ## build the documentation into site/; a warning is an error
+	$(BIN)/python scripts/build_site.py site
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -43,5 +46,5 @@ bench: $(STAMP) ## run every benchmark in benchmarks/
 	@set -e; for script in $(filter-out %/timing.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that tools leave behind
-	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo darknight-audit darknight-tour .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .cache site build dist src/darknight/kernels/*.so darknight-demo darknight-audit darknight-tour .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
