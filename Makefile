@@ -29,7 +29,8 @@ tour: $(STAMP) ## seal data, submit a job to an enclave (simulated), kill it hal
 	$(BIN)/python scripts/tour.py darknight-tour
 
 docs: $(STAMP) ## build the documentation into site/; a warning is an error
-	$(BIN)/python scripts/build_site.py site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .

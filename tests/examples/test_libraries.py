@@ -48,7 +48,20 @@ def side_by_side(python, name, figure, tolerance):
     largest = max(abs(private[step] - plain[step]) for step in plain)
     figure(name, f"{last} steps, loss {plain[last]:.4f} plain, {private[last]:.4f} private; differ by {largest:.4f}")
     assert 0 < largest < tolerance
+    shown = table_of(name)
+    assert shown.keys() <= plain.keys()
+    for step, losses_shown in shown.items():
+        assert losses_shown == pytest.approx((plain[step], private[step]), abs=0.1), "the page shows other losses"
     return said
+
+
+def table_of(name):
+    """step -> (plain, private), of the table behind the command in the page about it."""
+    page = (ROOT / "docs" / "howto" / "use-with-lightning-and-hugging-face.md").read_text()
+    part = page.split(f"examples/side_by_side.py examples/{name}.py")[1].split("##")[0]
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|", part, flags=re.MULTILINE)
+    assert len(rows) == 8
+    return {int(step): (float(plain), float(private)) for step, plain, private in rows}
 
 
 @pytest.mark.full
@@ -70,9 +83,7 @@ def test_hugging_face(figure):
 @pytest.mark.full
 def test_the_notebook():
     notebook = json.loads(run(python_with("nbclient", "ipykernel"), "-c", _EXECUTE, str(EXAMPLES / "notebook.ipynb")))
-    said = "".join(
-        "".join(output.get("text", "")) for cell in notebook["cells"] for output in cell.get("outputs", ())
-    )
+    said = "".join("".join(output.get("text", "")) for cell in notebook["cells"] for output in cell.get("outputs", ()))
     assert len(rows(said, "masked")) == 2
     last = re.search(r"plain ([\d.]+), private ([\d.]+); largest difference ([\d.]+)", said)
     assert last is not None, said
@@ -82,5 +93,10 @@ def test_the_notebook():
 @pytest.mark.full
 def test_side_by_side_shows_the_table():
     said = run(python_with(), str(EXAMPLES / "side_by_side.py"), str(EXAMPLES / "plain_script.py"), "--steps", "3")
-    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")] == ["step", "1", "2", "3"]
+    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")] == [
+        "step",
+        "1",
+        "2",
+        "3",
+    ]
     assert "Largest difference in 3 steps: 0.0" in said
