@@ -1,6 +1,7 @@
 """Files and messages of every release so far are opened, and those of others are refused with what to do."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,20 +9,24 @@ import pytest
 import torch
 
 import darknight as dk
+from boundaries.house import ROOT
 from darknight import errors
 from darknight.client.seal import open_with, verify_sealed
-from darknight.data import unpack_either
-from darknight.train import Saving, Store, fit, read_checkpoint
+from darknight.data import packing, unpack_either
+from darknight.runtime import runtime
+from darknight.train import Saving, Store, fit, read_checkpoint, tensor_file
+from darknight.trust import blob, key_file, sealing
 from darknight.trust.blob import open_bytes
 from darknight.trust.key_file import read_key_file
 from darknight.trust.sealing import HEAD, MANIFEST
-from darknight.wire import codec, handshake
+from darknight.wire import codec, handshake, jobs
 from darknight.wire.jobs import JobText
 from formats.make_fixtures import ABOUT, FIXTURES, KEY, LABEL, SECRET, STOPPED_AT, TOKEN, headers, job, openings, seven
 from train.saved import SCHEME, card, network, protected
 from train.test_loop import recipe, toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+UPGRADE = ROOT / "docs" / "howto" / "upgrade.md"
 RELEASES = sorted(path.name for path in FIXTURES.iterdir())
 NEWER = r"made by a newer version of DarKnight; this one reads format 1\. Upgrade DarKnight here"
 OLDER = r"of no version that this one knows; it reads format 1\. Use the version that made it"
@@ -183,3 +188,18 @@ def test_what_the_head_of_a_set_says_has_a_number_of_its_own(kept):
     assert b'"format": 1' in records.head
     with pytest.raises(errors.DataError, match=r"of format 3, made by a newer version .* reads format 2\. Upgrade"):
         unpack_either(records.head.replace(b'"format": 1', b'"format": 3'), records)
+
+
+def test_the_page_about_upgrades_has_the_numbers_of_the_code():
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (\d+) \|$", UPGRADE.read_text(), flags=re.MULTILINE)
+    assert {name: int(number) for name, number in rows} == {
+        "enclave and worker": handshake.PROTOCOL,
+        "a job": jobs._FORMAT,
+        "enclave and client": jobs.CONFIGURATION,
+        "a checkpoint": tensor_file.FORMAT,
+        "the state of a runtime": runtime._STATE,
+        "a sealed set": sealing._NUMBER,
+        "the head of a sealed set": packing._UNLABELLED,
+        "sealed checkpoints, results, heads": blob._FORMAT,
+        "a key file": key_file._FORMAT,
+    }
