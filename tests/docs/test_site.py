@@ -81,14 +81,12 @@ def site(tmp_path_factory) -> dict[Path, Looked]:
     return {path: Looked(path.read_text()) for path in sorted(folder.rglob("*.html"))}
 
 
-@pytest.mark.full
 def test_every_page_is_there(site):
     names = {path.name for path in site}
     assert {"index.html", "security.html", "changelog.html", "contributing.html", "in-one-page.html"} <= names
     assert len(names) > len(PAGES)
 
 
-@pytest.mark.full
 def test_every_link_of_the_site_leads_to_a_page_and_a_place_in_it(site):
     lost = []
     for path, page in site.items():
@@ -104,7 +102,6 @@ def test_every_link_of_the_site_leads_to_a_page_and_a_place_in_it(site):
     assert not lost, "\n".join(lost)
 
 
-@pytest.mark.full
 def test_nothing_is_loaded_from_elsewhere(site):
     for path, page in site.items():
         assert page.loads
@@ -114,13 +111,11 @@ def test_nothing_is_loaded_from_elsewhere(site):
     assert not re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//[^)\"']*", styles)
 
 
-@pytest.mark.full
 def test_every_picture_of_the_site_has_words_and_a_caption(site):
     assert sum(load.endswith(".svg") for page in site.values() for load in page.loads) >= len(PICTURES)
     assert not [page.wordless for page in site.values() if page.wordless]
 
 
-@pytest.mark.full
 def test_the_reference_has_what_the_docstrings_say(site):
     text = {path.name: path.read_text() for path in site}
     assert "private examples mixed in one virtual batch" in text["scheme.html"]
@@ -129,7 +124,6 @@ def test_the_reference_has_what_the_docstrings_say(site):
         assert any(re.search(rf'id="darknight\.[\w.]+\.{name}"', page) for page in text.values()), name
 
 
-@pytest.mark.full
 def test_a_link_that_leads_nowhere_would_stop_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A page\n\n[nowhere](nowhere.md)\n")
