@@ -81,6 +81,16 @@ def test_hugging_face(figure):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("script", "modules"),
+    [("lightning_switches", ["lightning"]), ("huggingface_switches", ["transformers", "accelerate"])],
+)
+def test_the_switches_of_a_library_work_on_a_protected_model(script, modules):
+    here = ROOT / "tests" / "examples" / f"{script}.py"
+    assert "all of it works" in run(python_with(*modules), str(here), str(EXAMPLES))
+
+
+@pytest.mark.full
 def test_the_notebook():
     notebook = json.loads(run(python_with("nbclient", "ipykernel"), "-c", _EXECUTE, str(EXAMPLES / "notebook.ipynb")))
     said = "".join("".join(output.get("text", "")) for cell in notebook["cells"] for output in cell.get("outputs", ()))
