@@ -17,19 +17,22 @@ import torch
 import darknight as dk
 from darknight.client.seal import Destination, seal_dataset
 from darknight.data import read_dataset
-from darknight.train.checkpoint import write_checkpoint
+from darknight.service.sealed_store import SealedStore
+from darknight.train.checkpoint import Checkpoint, write_checkpoint
 from darknight.train.store import Store
 from darknight.trust.blob import seal_bytes
 from darknight.trust.key_file import DataKey
+from darknight.trust.release import Receipt
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, OpSpec, Pass, Refusal, Weights
 from darknight.wire import codec, handshake
-from darknight.wire.jobs import JobText
+from darknight.wire.jobs import JobText, dump
 from train.saved import SCHEME, StopAfter, network, protected, train
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 STOPPED_AT = 6  # of eight steps: the last that was kept, in the middle of the second epoch
 KEY = DataKey(bytes(range(32)))
 LABEL = b"fixture"
+JOB = "44" * 16
 SECRET = b"what a release sealed, the next one opens"
 ABOUT = {"operator": "north", "device": "cpu", "memory": 1 << 30}
 TOKEN = bytes(range(16))
@@ -95,11 +98,14 @@ def make(folder: Path) -> None:
         (folder / "wire" / name).write_bytes(frame)
     (folder / "job.json").write_bytes(job().encode())
     (folder / "blob").write_bytes(seal_bytes(KEY, SECRET, label=LABEL))
-    _checkpoint(folder / "checkpoint")
+    checkpoint = _checkpoint()
+    (folder / "checkpoint").mkdir()
+    write_checkpoint(folder / "checkpoint", checkpoint)
+    _sealed_checkpoint(folder / "job", checkpoint)
     _sealed_set(folder)
 
 
-def _checkpoint(folder: Path) -> None:
+def _checkpoint() -> Checkpoint:
     """Of a protected training that was stopped in the middle of an epoch."""
     with tempfile.TemporaryDirectory() as temporary:
         with dk.Runtime(SCHEME, None, seed=3) as runtime:
@@ -111,8 +117,15 @@ def _checkpoint(folder: Path) -> None:
             latest = store.latest()
     assert latest is not None
     assert latest.step == STOPPED_AT
+    return latest
+
+
+def _sealed_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """As an enclave keeps it, and the receipt that its client keeps."""
     folder.mkdir()
-    write_checkpoint(folder, latest)
+    receipts: list[Receipt] = []
+    SealedStore(folder, KEY, job=JOB, receipt=receipts.append).save(checkpoint)
+    (folder / "receipts.json").write_bytes(dump(receipts[0].words()))
 
 
 def _interrupt() -> None:

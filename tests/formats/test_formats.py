@@ -1,8 +1,10 @@
 """Files and messages of every release so far are opened, and those of others are refused with what to do."""
 
+import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,29 @@ from darknight import errors
 from darknight.client.seal import open_with, verify_sealed
 from darknight.data import packing, unpack_either
 from darknight.runtime import runtime
+from darknight.service.sealed_store import SealedStore
 from darknight.train import Saving, Store, fit, read_checkpoint, tensor_file
 from darknight.trust import blob, key_file, sealing
 from darknight.trust.blob import open_bytes
 from darknight.trust.key_file import read_key_file
+from darknight.trust.release import Receipt
 from darknight.trust.sealing import HEAD, MANIFEST
 from darknight.wire import codec, handshake, jobs
 from darknight.wire.jobs import JobText
-from formats.make_fixtures import ABOUT, FIXTURES, KEY, LABEL, SECRET, STOPPED_AT, TOKEN, headers, job, openings, seven
+from formats.make_fixtures import (
+    ABOUT,
+    FIXTURES,
+    JOB,
+    KEY,
+    LABEL,
+    SECRET,
+    STOPPED_AT,
+    TOKEN,
+    headers,
+    job,
+    openings,
+    seven,
+)
 from train.saved import SCHEME, card, network, protected
 from train.test_loop import recipe, toy
 
@@ -73,6 +90,21 @@ def test_a_sealed_set_is_opened_with_its_key(kept):
         for image, label in zip(part.source.read(part.chosen), part.labels, strict=True):
             (number,) = [at for at in range(7) if (images[at] == image.numpy()[0]).all()]
             assert labels[number] == label
+
+
+def receipt_of(kept):
+    return Receipt.from_words(json.loads((kept / "job" / "receipts.json").read_bytes()))
+
+
+def sealed_checkpoint(kept, receipt):
+    return SealedStore(kept / "job", KEY, job=JOB, receipt=lambda receipt: None).open(receipt)
+
+
+def test_a_sealed_checkpoint_is_opened_with_its_receipt(kept):
+    checkpoint = sealed_checkpoint(kept, receipt_of(kept))
+    assert checkpoint.step == STOPPED_AT
+    plain = read_checkpoint(kept / "checkpoint").model
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in checkpoint.model.items())
 
 
 def test_a_sealed_blob_is_opened(kept):
@@ -145,6 +177,13 @@ class TestAnotherNumber:
         path.write_bytes(b"DKB%d" % number + path.read_bytes()[4:])
         with pytest.raises(errors.TrustError, match=f"{HEAD}: sealed data: format {number}, {advice}"):
             open_with(kept / "sealed", kept / "sealed.key")
+
+    def test_a_sealed_checkpoint(self, kept, number, advice):
+        (path,) = (kept / "job").glob("checkpoint-*.sealed")
+        path.write_bytes(b"DKB%d" % number + path.read_bytes()[4:])
+        receipt = replace(receipt_of(kept), digest=hashlib.sha256(path.read_bytes()).hexdigest())
+        with pytest.raises(errors.TrustError, match=f"sealed data: format {number}, {advice}"):
+            sealed_checkpoint(kept, receipt)
 
     def test_a_sealed_blob(self, kept, number, advice):
         sealed = (kept / "blob").read_bytes()
