@@ -1,0 +1,104 @@
+"""What `mkdocs build` does besides: pages that live elsewhere, pages that list themselves, and links between them.
+
+README, SECURITY, CHANGELOG and CONTRIBUTING are read where they are, so there is no second copy that could differ. Links
+are written for whoever reads the files in the repository; here they are led to the page of the same file, and those to
+files that are no page become their name.
+"""
+
+import ast
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ELSEWHERE = {
+    "README.md": "in-one-page.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+OPTIONAL = {"results.md": "Results"}  # in the navigation if the file is there, behind Performance
+EXAMPLE, ROOMS = "<!-- the example of README.md -->", "<!-- the rooms -->"
+_FENCE = re.compile(r"(^```.*?^```$)", flags=re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The navigation, with the decisions in their order and the pages that may be there."""
+    nav: list[Any] = []
+    for entry in config.nav or []:
+        nav.append(entry)
+        if "Performance" in entry:
+            nav += [{title: name} for name, title in OPTIONAL.items() if (DOCS / name).exists()]
+    for entry in nav:
+        for part in entry.get("Project", []):
+            if part.get("Decisions") == "adr":
+                part["Decisions"] = ["adr/README.md", *sorted(f"adr/{path.name}" for path in DOCS.glob("adr/0*.md"))]
+    config.nav = nav
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, place in ELSEWHERE.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    home = {place: name for name, place in ELSEWHERE.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    for mark, made in ((EXAMPLE, _example), (ROOMS, _rooms)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
+    pieces = _FENCE.split(markdown)
+    return "".join(piece if piece.startswith("```") else _led(piece, home, page.file.src_uri) for piece in pieces)
+
+
+def _led(text: str, home: str, page: str) -> str:
+    """`text` with links that lead to pages of the site. home: where it is in the repository."""
+
+    def lead(match: re.Match[str]) -> str:
+        words, target, anchor = match.groups()
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        place = os.path.normpath(Path(home).parent / target)
+        if place in ELSEWHERE:
+            wanted = ELSEWHERE[place]
+        elif place.startswith("docs/"):
+            wanted = place.removeprefix("docs/")
+        else:
+            return f"`{place}`" if words in (place, Path(place).name) else f"{words} (`{place}`)"
+        return f"[{words}]({os.path.relpath(wanted, Path(page).parent)}{anchor or ''})"
+
+    return _LINK.sub(lead, text)
+
+
+def _example() -> str:
+    """README's, which a test runs."""
+    (example,) = re.findall(r"^```python\n.*?^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    return str(example)
+
+
+def _rooms() -> str:
+    """Every module by its room, with the first sentence of its docstring."""
+    parts = []
+    for room in sorted(path.parent for path in (ROOT / "src" / "darknight").glob("*/__init__.py")):
+        lines = [f"## {room.name}", "", _first(room / "__init__.py"), "", "| module | what is in it |", "|---|---|"]
+        for path in sorted(room.rglob("*.py")):
+            if path.name not in ("__init__.py", "__main__.py"):
+                name = ".".join(path.relative_to(room).with_suffix("").parts)
+                lines.append(f"| `{name}` | {_first(path)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _first(path: Path) -> str:
+    """The first paragraph of a module's docstring, for a cell of a table."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    words = " ".join(text.split("\n\n")[0].split()).rstrip(":")
+    return words.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
