@@ -1,8 +1,8 @@
 """Our docstrings as Markdown: prose with a few habits, which become lists, headings and code.
 
-    seed: of the rounding of gradients.     a line that begins with a name of the signature: an item of a list
-    Guarantees: ... Assumes: ... Leaks: ... a paragraph of its own, with the word in bold
-    >>> dk.Scheme(...)                      a block of code, up to the next empty line
+seed: of the rounding of gradients.     a line that begins with a name of the signature: an item of a list
+Guarantees: ... Assumes: ... Leaks: ... a paragraph of its own, with the word in bold
+>>> dk.Scheme(...)                      a block of code, up to the next empty line
 """
 
 import re
