@@ -1,8 +1,8 @@
 """What `mkdocs build` does besides: pages that live elsewhere, pages that list themselves, and links between them.
 
-README, SECURITY, CHANGELOG and CONTRIBUTING are read where they are, so there is no second copy that could differ. Links
-are written for whoever reads the files in the repository; here they are led to the page of the same file, and those to
-files that are no page become their name.
+README, SECURITY, CHANGELOG and CONTRIBUTING are read where they are, so there is no second copy that could differ.
+Links are written for whoever reads the files in the repository; here they are led to the page of the same file, and
+those to files that are no page become their name.
 """
 
 import ast
