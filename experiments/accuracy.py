@@ -1,0 +1,161 @@
+"""Accuracy by epoch: training in the clear, under the paper's noise, and in the field (the paper's Figure 3).
+
+Small networks of the paper's three kinds, at most 40 million multiplications an image, on a slice of CIFAR-10 (the
+paper: VGG16, ResNet152 and MobileNetV2 on CIFAR-100). All start from the same weights and see the same batches. Each
+pair of network and setting is a cell, written when it is complete; a run that was killed goes on where it was.
+
+    python experiments/accuracy.py --out results/accuracy.json
+    python experiments/accuracy.py --out /tmp/quick.json --quick         # without CIFAR-10, in a minute
+
+With noise, worker processes on this machine do the products, because their rounding is what is looked at. In the field
+results are the same bit for bit without workers (tests/runtime/test_bit_identity.py), so there are none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from recording import Recording, cifar_slice, digits_slice, run_or_explain
+from settings import FIELD, MODELS, TRAINING, WORDS, chosen
+from torch import nn
+
+import darknight as dk
+from darknight.data import Dataset
+from darknight.errors import DarKnightError, FleetError, PrivacyWarning, WorkerError
+from darknight.models import build_model
+from darknight.nn.flops import FlopCounter
+from darknight.train import Card, Epoch, Recipe, Saving, Store, fit
+
+_MOST_MMACS = 40
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file, which is resumed if it is there")
+    parser.add_argument("--model", action="append", help=f"of {', '.join(MODELS)}; may be repeated (default: all)")
+    parser.add_argument("--setting", action="append", help=f"of {'; '.join(TRAINING)}; may be repeated (default: all)")
+    parser.add_argument("--examples", type=int, default=10_000, help="training images (default: 10000)")
+    parser.add_argument("--test-examples", type=int, default=2_000, help="default: 2000")
+    parser.add_argument("--epochs", type=int, default=20, help="default: 20")
+    parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="at the top of one cycle (default: 0.05)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches, not of masks (default: 0)")
+    parser.add_argument("--save-every", type=float, default=30.0, help="seconds between checkpoints (default: 30)")
+    parser.add_argument("--quick", action="store_true", help="192 digits of 8x8, 2 epochs: to see that it works")
+    flags = parser.parse_args()
+    torch.set_num_threads(1)
+    if flags.quick:
+        flags.examples, flags.test_examples, flags.epochs = 192, 96, 2
+    data = (digits_slice if flags.quick else cifar_slice)(flags.examples, flags.test_examples)
+    models, settings = chosen(flags.model, MODELS, "model"), chosen(flags.setting, TRAINING, "setting")
+    recipe = Recipe(
+        epochs=flags.epochs,
+        batch_size=flags.batch_size,
+        learning_rate=flags.learning_rate,
+        schedule="one-cycle",
+        nesterov=True,
+        weight_decay=5e-4,
+        seed=flags.seed,
+    )
+    run = Recording(
+        "accuracy", flags.out, scale=scale(data, recipe), planned=[f"{m}/{s}" for s in settings for m in models]
+    )
+    for name in run.missing:
+        model, setting = name.split("/", 1)
+        run.add(name, trained(model, setting, data, recipe, flags, run))
+
+
+def scale(data: Dataset, recipe: Recipe) -> dict[str, Any]:
+    return {
+        "data": data.name,
+        "train_examples": len(data.train),
+        "test_examples": len(data.test),
+        "image": list(data.shape),
+        "classes": data.classes,
+        "epochs": recipe.epochs,
+        "batch_size": recipe.batch_size,
+        "learning_rate": recipe.learning_rate,
+        "schedule": recipe.schedule,
+        "seed": recipe.seed,
+        "schemes": WORDS,
+    }
+
+
+class Told:
+    """Epochs as they end, with those before a resume."""
+
+    def __init__(self, name: str, run: Recording, epochs: tuple[Epoch, ...]) -> None:
+        self._name, self._run, self.epochs = name, run, list(epochs)
+
+    def started(self, *, epochs: int, steps: int, done: int) -> None:
+        self._run.tell(f"{self._name}: {'resumed after' if done else 'begins,'} {done or steps} steps")
+
+    def step(self, *, epoch: int, step: int, loss: float, learning_rate: float) -> None:
+        pass
+
+    def epoch(self, epoch: Epoch) -> None:
+        self.epochs.append(epoch)
+        self._run.tell(f"{self._name}: epoch {epoch.number}, accuracy {epoch.accuracy:.3f}, loss {epoch.loss:.3f}")
+
+
+def trained(
+    model: str, setting: str, data: Dataset, recipe: Recipe, flags: argparse.Namespace, run: Recording
+) -> dict[str, Any]:
+    """One cell. A training that cannot go on (it diverged, or noise left the range of floats) is a result too."""
+    network = build_model(model, shape=data.shape, classes=data.classes, seed=recipe.seed)
+    mmacs = multiplications(network, data) / 1e6
+    if mmacs > _MOST_MMACS:
+        raise dk.errors.UsageError(f"{model} takes {mmacs:.0f} million multiplications; at most {_MOST_MMACS}.")
+    noise, begun = TRAINING[setting], time.perf_counter()
+    folder = flags.out.with_name(f"{flags.out.name}.work") / f"{model} {setting}"
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", PrivacyWarning)  # that the paper's gradients are in the clear is known here
+        store = stack.enter_context(Store(folder))
+        resume = store.latest()
+        told = Told(f"{model}, {setting}", run, resume.epochs if resume else ())
+        before = resume.seconds + sum(epoch.seconds for epoch in resume.epochs) if resume else 0.0
+        runtime = None
+        if setting != "clear":
+            scheme = FIELD if noise is None else noise.scheme()
+            fleet = None if noise is None else stack.enter_context(dk.local_fleet(scheme))
+            runtime = stack.enter_context(dk.Runtime(scheme, fleet, seed=recipe.seed))
+            dk.protect_(network, runtime)
+        saving = Saving(store=store, card=Card.of(model, data), every=flags.save_every)
+        stopped = None
+        try:
+            fit(network, data, recipe, runtime=runtime, saving=saving, resume=resume, progress=[told])
+        except (FleetError, WorkerError):  # no result of the arithmetic
+            raise
+        except DarKnightError as error:
+            stopped = str(error)
+    shutil.rmtree(folder, ignore_errors=True)
+    return {
+        "model": model,
+        "setting": setting,
+        "noise": noise and noise.words(),
+        "mmacs": round(mmacs, 2),
+        "epochs": [{"loss": epoch.loss, "accuracy": epoch.accuracy} for epoch in told.epochs],
+        "stopped": stopped,
+        "seconds": round(before + time.perf_counter() - begun, 1),
+    }
+
+
+def multiplications(network: nn.Module, data: Dataset) -> float:
+    """Of one image, forward."""
+    network.eval()
+    with torch.no_grad(), FlopCounter() as counter:
+        network(data.train.examples(torch.arange(1)))
+    network.train()
+    return counter.flops / 2
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

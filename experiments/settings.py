@@ -1,0 +1,68 @@
+"""The noise settings of the paper, as schemes of ours.
+
+The paper's K=2 on three workers: dense code, float32, gradients in the clear. Its noise is in units of inputs that are
+normalised to at most 1; ours in units of each layer's bound C1 (a power of two that follows the largest value seen), so
+noise and signal are to each other as in the paper. Checks are off in these runs: they change no number of a result
+(a check returns it or raises), and the paper's accuracy figures have none either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import darknight as dk
+
+FIELD = dk.Scheme(inputs=4, colluders=1)
+WORDS = {
+    "clear": "torch in float32, nothing protected",
+    "field": "K=4, M=1, prime 2^28 - 57 with 10 bits, gradients masked",
+    "real": "the paper's: K=2, M=1, dense code, float32, gradients in the clear, checks off",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A Gaussian, in units of the bound of a layer's input."""
+
+    mean: float
+    variance: float
+
+    def words(self) -> dict[str, float]:
+        return {"mean": self.mean, "variance": self.variance}
+
+    def scheme(self) -> dk.Scheme:
+        noise = dk.Real(noise_std=math.sqrt(self.variance), noise_mean=self.mean, dtype=torch.float32)
+        return dk.Scheme(inputs=2, colluders=1, arithmetic=noise, mask_gradients=False, mixing="dense", integrity="off")
+
+
+# By name; None for the clear run and the field. In the order in which they are run: the ends first.
+TRAINING: Mapping[str, Noise | None] = {
+    "clear": None,
+    "field": None,
+    "N(0, 4e8)": Noise(mean=0.0, variance=4e8),
+    "N(5e4, 1e7)": Noise(mean=5e4, variance=1e7),
+    "N(0, 1e7)": Noise(mean=0.0, variance=1e7),
+    "N(0, 1e8)": Noise(mean=0.0, variance=1e8),
+}
+TABLE_2: Mapping[str, Noise | None] = {
+    "clear": None,
+    "field": None,
+    "N(4e3, 1.6e7)": Noise(mean=4e3, variance=1.6e7),
+    "N(1e4, 2.5e7)": Noise(mean=1e4, variance=2.5e7),
+    "N(1e4, 1e8)": Noise(mean=1e4, variance=1e8),
+    "N(0, 4e8)": Noise(mean=0.0, variance=4e8),
+}
+MODELS = ("vgg-small", "resnet-small", "mobilenet-small")
+
+
+def chosen(given: list[str] | None, known: Any, what: str) -> list[str]:
+    """Those that were asked for, in the order of `known`; all if none was."""
+    unknown = sorted(set(given or ()) - set(known))
+    if unknown:
+        raise dk.errors.UsageError(f"unknown {what} {unknown[0]!r}; use one of {', '.join(known)}.")
+    return [name for name in known if not given or name in given]
