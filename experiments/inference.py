@@ -1,8 +1,8 @@
 """Inference under the noise of the paper's Table 2: accuracy, agreement with the plain model, and what may leak.
 
 Each network is trained once, in the clear, on a slice of CIFAR-10; then the test images go through it in the clear, in
-the field and under each noise, by worker processes on this machine. The paper's table has ImageNet, with VGG16, ResNet152
-and MobileNetV1; what is compared is not accuracy but what noise does to it.
+the field and under each noise, by worker processes on this machine. The paper's table has ImageNet, with VGG16,
+ResNet152 and MobileNetV1; what is compared is not accuracy but what noise does to it.
 
     python experiments/inference.py --out results/inference.json
     python experiments/inference.py --out /tmp/quick.json --quick         # without CIFAR-10, in a minute

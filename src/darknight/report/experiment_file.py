@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from darknight.errors import DarKnightError, DataError
-from darknight.report.experiment_forms import CELLS, SCALES, Malformed, checked
+from darknight.report.experiment_forms import CELLS, SCALES, MalformedError, checked
 
 FORMAT, VERSION = "darknight.experiment", 1
 _WORDS = {"processor": str, "cores": int, "memory_gib": int, "system": str}
@@ -105,7 +105,7 @@ def experiment_from(words: object, path: Path) -> Experiment:
         raise DataError(f"{path}: an experiment of another name; known are {', '.join(CELLS)}.")
     try:
         _check(words, name)
-    except Malformed as error:
+    except MalformedError as error:
         raise DataError(f"{path}: {error}. It was changed or cut; run the experiment again.") from None
     return Experiment(
         name=name,
@@ -120,19 +120,19 @@ def experiment_from(words: object, path: Path) -> Experiment:
 
 def _check(words: Mapping[str, Any], name: str) -> None:
     if odd := sorted(words.keys() ^ _KEYS):
-        raise Malformed(f"entries that are missing or unknown: {', '.join(odd)}")
+        raise MalformedError(f"entries that are missing or unknown: {', '.join(odd)}")
     checked(words["command"], str, "command")
     checked(words["machine"], _WORDS, "machine")
     checked(words["planned"], [str], "planned")
     checked(words["scale"], SCALES[name], "scale")
     for what in ("program", "cells"):
         if not isinstance(words[what], dict):
-            raise Malformed(f"{what} is no object")
+            raise MalformedError(f"{what} is no object")
     for what, value in words["program"].items():
         if not isinstance(value, str | bool | None):
-            raise Malformed(f"program.{what} is neither words nor true, false or null")
+            raise MalformedError(f"program.{what} is neither words nor true, false or null")
     if strange := sorted(set(words["cells"]) - set(words["planned"])):
-        raise Malformed(f"cell {strange[0]} was not planned")
+        raise MalformedError(f"cell {strange[0]} was not planned")
     for cell, found in words["cells"].items():
         checked(found, CELLS[name], f"cells.{cell}")
 

@@ -21,32 +21,32 @@ class Maybe:
     form: Form
 
 
-class Malformed(Exception):
+class MalformedError(Exception):
     """A value is not of its form. The text says where, and not what it is."""
 
 
 def checked(value: object, form: Form, where: str) -> None:
-    """Raises Malformed if `value` is not of the form."""
+    """Raises MalformedError if `value` is not of the form."""
     if isinstance(form, Maybe):
         if value is not None:
             checked(value, form.form, where)
     elif isinstance(form, dict):
         if not isinstance(value, dict):
-            raise Malformed(f"{where} is no object")
+            raise MalformedError(f"{where} is no object")
         if odd := sorted(value.keys() ^ form.keys()):
-            raise Malformed(f"{where}: entries that are missing or unknown: {', '.join(odd)}")
+            raise MalformedError(f"{where}: entries that are missing or unknown: {', '.join(odd)}")
         for name, each in form.items():
             checked(value[name], each, f"{where}.{name}")
     elif isinstance(form, list):
         if not isinstance(value, list):
-            raise Malformed(f"{where} is no list")
+            raise MalformedError(f"{where} is no list")
         for number, entry in enumerate(value):
             checked(entry, form[0], f"{where}[{number}]")
     elif form is float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise Malformed(f"{where} is no number")
+            raise MalformedError(f"{where} is no number")
     elif not isinstance(value, form) or (isinstance(value, bool) and form is not bool):
-        raise Malformed(f"{where} is not of the kind {form.__name__}")
+        raise MalformedError(f"{where} is not of the kind {form.__name__}")
 
 
 _NOISE: Form = Maybe({"mean": float, "variance": float})
