@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, Callable[[], Any]] = {
     "submit": lambda: import_module("darknight.cli.submit").submit_command,
     "verify": lambda: import_module("darknight.cli.verify").verify,
     "bench": lambda: import_module("darknight.cli.bench").bench,
+    "report": lambda: import_module("darknight.cli.report").report,
     "worker": lambda: import_module("darknight.cli.worker").worker,
     "fleet": lambda: import_module("darknight.cli.fleet").fleet,
 }

@@ -79,7 +79,7 @@ SCALES: Mapping[str, Form] = {
         "schemes": _ARITHMETIC,
     },
     "time-split": {"size": int, "times": int, "scheme": str, "links": str, "place": str},
-    "features": {"tests": int},
+    "features": {"full": bool},
     "scaling": {"model": str, "image": [int], "batch_size": int, "rounds": int, "seed": int, "noise_std": float},
 }
 
@@ -114,7 +114,7 @@ CELLS: Mapping[str, Form] = {
         "masked_layers": int,
         "phases": [{"name": str, "share": float}],
     },
-    "features": {"feature": str, "tests": [str], "passed": bool},
+    "features": {"feature": str, "tests": [str], "outcomes": [str]},
     "scaling": {
         "sweep": str,
         "arithmetic": str,
