@@ -68,8 +68,8 @@ def accuracy_figure(experiment: Experiment) -> Drawn:
         caption=f"Measured: {scale['train_examples']:,} training and {scale['test_examples']:,} test images of "
         f"{scale['data']}, {scale['epochs']} epochs, batch {scale['batch_size']}, one seed. What to see: whether lines "
         f"stay with the dashed one, which is training in the clear. {worst} Chance alone moves one accuracy by "
-        f"{uncertainty(scale['test_examples']):.1f} points (95 %). The losses below have no such chance in them: "
-        "where they lie on each other, masking changed next to nothing.",
+        f"{uncertainty(scale['test_examples']):.1f} points (95 %). The losses below are of the same batches in "
+        "the same order, and show more: where they lie on each other, masking changed next to nothing.",
         figure=figure,
     )
 
@@ -122,19 +122,16 @@ def inference_figure(experiment: Experiment) -> Drawn:
     for axes, y in ((grid[0][0], "top-1 accuracy (%)"), (grid[0][1], "same answer as the plain model (%)")):
         dressed(axes, x="noise N(mean, variance), in units of the bound C1 of a layer's input", y=y)
         axes.set_xticks(range(len(settings)), settings, rotation=20, ha="right")
-    _, top_edge = grid[0][1].get_ylim()
-    grid[0][1].set_ylim(top=max(100.3, top_edge))
+    least = 100 * min((cell["agreement"] for cell in experiment.cells.values()), default=1.0)
+    grid[0][1].set_ylim(bottom=least - 0.1 * (100.5 - least), top=100 + 0.05 * (100.5 - least))
     legend_above(figure, grid[0][1], columns=len(models))
-    least = min(
-        (cell["agreement"] for cell in experiment.cells.values() if cell["setting"] != _CLEAR), default=float("nan")
-    )
     return Drawn(
         name="inference",
         title="Inference under the noise of the paper's Table 2 (measured)",
         caption=f"Measured: {scale['test_examples']:,} test images of {scale['data']}, networks trained in the clear "
         f"on {scale['train_examples']:,} for {scale['epochs']} epochs. Bars: what chance does (95 %). What to see: "
         "left, whether noise moves an accuracy out of its bar; right, which shows more, how many answers are not the "
-        f"plain model's: at worst {100 * least:.1f} % are the same.",
+        f"plain model's: at worst {least:.1f} % are the same.",
         figure=figure,
     )
 

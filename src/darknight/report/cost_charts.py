@@ -17,16 +17,16 @@ _PARTS = {  # of the enclave, in the order of the bar
     "optimizer": ("optimizer", "#f0b95a"),
 }
 _SWEEPS = {
-    "inputs": "K, inputs in a virtual batch (count)",
-    "colluders": "M, colluding workers withstood (count)",
-    "batch": "batch (images); K=4, so a quarter as many virtual batches",
+    "inputs": "K, inputs of a virtual batch (count); M=1",
+    "colluders": "M, colluders (count); K=2",
+    "batch": "batch (images); K=4, M=1",
 }
 
 
 def time_split_figure(experiment: Experiment) -> Drawn:
     """Two bars for each network, the plain step and the enclave's part, and what workers do beside them."""
     models = [name for name in experiment.planned if name in experiment.cells]
-    figure, grid = panels(2, height=1.5 + 1.0 * len(models), width=10.5)
+    figure, grid = panels(2, height=1.6 + 0.9 * len(models), width=10.5, sharey=True)
     left, right = grid[0]
     for row, model in enumerate(models):
         cell = experiment.cells[model]
@@ -51,15 +51,14 @@ def time_split_figure(experiment: Experiment) -> Drawn:
     ):
         dressed(axes, x=x, y="network (name, batch)" if axes is left else "")
         axes.set_yticks(range(len(models)), [f"{name}\nbatch {experiment.cells[name]['batch']}" for name in models])
-        axes.invert_yaxis()
-    right.set_ylabel("network (name, batch)", fontsize=9)
+    left.set_ylim(len(models) - 0.5, -0.5)
     legend_above(figure, left, columns=4)
     most = "; ".join(f"{model} {experiment.cells[model]['ceiling']:.2f}" for model in models)
     return Drawn(
         name="time-split",
         title="Where the time of a training step goes (measured)",
-        caption=f"Measured at {experiment.scale['size']}x{experiment.scale['size']}, the best of "
-        f"{experiment.scale['times']} rounds, one thread on each side, no GPU. Left, for each network: above, the "
+        caption=f"Measured at {experiment.scale['size']}x{experiment.scale['size']}, best of "
+        f"{experiment.scale['times']}, one thread on each side, no GPU. Left, for each network: above, the "
         "plain step with everything in the enclave; below, what is left to the enclave when workers do the products. "
         "What to see: by how much the lower bar is shorter (it is longer where masking costs more than it takes away), "
         f"and what it is made of. The plain step over it: {most}; no number of workers can give more. Right: what the "
@@ -106,8 +105,8 @@ def speed_up_figure(experiment: Experiment) -> Drawn:
         caption="Striped: quoted, wall-clock speed-up over everything in SGX, K=2, GTX 1080 Ti, gradients in the clear "
         "and, for VGG16, printed as more than 8. Plain: measured here, K=4, M=1, gradients masked and every pass "
         "checked, an enclave that is an ordinary process, and workers whose time does not count. They are two "
-        "different things, so what to see is the order of the networks and not who is faster: those with few products "
-        "(MobileNet) gain least in both. Below the dashed line nothing is gained.",
+        "different things, so what to see is where a network stands among the others, and not who is faster: one with "
+        "few products for its size (MobileNet) has little to gain. Below the dashed line nothing is gained.",
         figure=figure,
     )
 
@@ -127,8 +126,9 @@ def scaling_figure(experiment: Experiment) -> Drawn:
             grid[0][column].plot(x, [cell["enclave"] for cell in cells], **strong, label=f"{arithmetic}: enclave")
             grid[0][column].plot(x, [cell["all_workers"] for cell in cells], **pale, label=f"{arithmetic}: all workers")
             grid[1][column].plot(x, [_megabytes(cell) / cell["batch"] for cell in cells], **strong)
-            grid[2][column].plot(x, [cell["gradient_error"] for cell in cells], **strong)
-            grid[2][column].plot(x, [cell["forward_error"] for cell in cells], **pale)
+            errors = [cell["gradient_error"] for cell in cells], [cell["forward_error"] for cell in cells]
+            grid[2][column].plot(x, errors[0], **strong, label=f"{arithmetic}: gradient")
+            grid[2][column].plot(x, errors[1], **pale, label=f"{arithmetic}: scores")
         places = [_place(cell, sweep) for cell in experiment.cells.values() if cell["sweep"] == sweep]
         left = column == 0
         dressed(grid[0][column], y="processor time (plain step = 1)" if left else "")
@@ -137,20 +137,21 @@ def scaling_figure(experiment: Experiment) -> Drawn:
         if sweep == "batch":
             grid[2][column].set_xscale("log", base=2)
         whole_numbers(grid[2][column], places)
-        for row in (0, 2):
-            grid[row][column].set_yscale("log")
-        grid[1][column].set_ylim(bottom=0)
+        grid[2][column].set_yscale("log")
+    for row in (0, 1):
+        grid[row][0].set_ylim(bottom=0)
+    grid[2][0].legend(fontsize=8, loc="center right", frameon=False)
     legend_above(figure, grid[0][0], columns=4)
     return Drawn(
         name="scaling",
         title="How cost grows with K, M and the batch (measured)",
         caption=f"Measured: one training step of {experiment.scale['model']} at "
         f"{'x'.join(map(str, experiment.scale['image']))}, batch {experiment.scale['batch_size']} where not swept, "
-        f"best of {experiment.scale['rounds']} rounds; real arithmetic in float64 with noise of "
-        f"{experiment.scale['noise_std']:g} times the bound. In the lowest row, solid: gradient of all parameters; "
-        "dotted: scores. What to see: the work of workers falls towards that of K + 2M over K as K grows, and so do "
-        "bytes; M costs two workers each; a larger batch shares the fixed cost of a call among more images. The error "
-        "of the field is that of ten bits and depends on neither K nor M.",
+        f"best of {experiment.scale['rounds']}; real arithmetic in float64 with noise of "
+        f"{experiment.scale['noise_std']:g} times the bound; the batch over K, rounded up, is the number of virtual "
+        "batches. Errors are of the gradient of all parameters and of the scores. What to see: how little or how much "
+        "each line rises from left to right. By the arithmetic, products grow as K + 2M over K, bytes too, and the "
+        "error of the field is that of its ten bits, whatever K and M are.",
         figure=figure,
     )
 

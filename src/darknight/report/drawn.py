@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from darknight.report.image_rows import INK, new_figure, png_of
+from darknight.report.image_rows import INK, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +17,7 @@ GRID = "#e6e6ee"
 # Told apart by people who do not see all colours, and by their marks where nobody does.
 COLOURS = ("#1a1a2e", "#0b6e99", "#15803d", "#b45309", "#c2410c", "#6d28d9")
 MARKS = ("x", "o", "D", "v", "s", "^")
-_DOTS = 120  # an inch: sharp on a page, and small enough to keep with the text
+_DOTS = 110  # an inch: sharp on a page, and small enough to keep with the text
 QUOTED = "#9a9ab0"  # with stripes: never the colour of something that was measured
 
 
@@ -30,13 +31,14 @@ class Drawn:
     figure: Figure
 
     def png(self) -> bytes:
-        return png_of(self.figure)
+        file = BytesIO()
+        self.figure.savefig(file, format="png", dpi=_DOTS)
+        return file.getvalue()
 
 
 def panels(columns: int, rows: int = 1, *, width: float = 10.0, height: float = 3.6, **shared: Any) -> tuple[Any, Any]:
     """A figure and its axes, as (row, column). shared: sharex and sharey of matplotlib."""
     figure = new_figure(width, height, layout="constrained")
-    figure.set_dpi(_DOTS)
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
