@@ -54,7 +54,7 @@ def report(
             figures = figures_of(experiments)
             page = results_page(experiments, figures)
             files = [
-                folder.write(f"{drawn.name}.png", drawn.png()) for drawings in figures.values() for drawn in drawings
+                folder.write(f"{drawn.name}.png", drawn.png) for drawings in figures.values() for drawn in drawings
             ]
             files.insert(0, folder.write("results.html", page.encode()))
     if json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,11 @@ class Drawn:
     caption: str
     figure: Figure
 
+    @cached_property
     def png(self) -> bytes:
+        """Drawn once: a layout that is drawn again moves by a pixel."""
         file = BytesIO()
-        self.figure.savefig(file, format="png", dpi=_DOTS)
+        self.figure.savefig(file, format="png", dpi=_DOTS, metadata={"Software": None})
         return file.getvalue()
 
 

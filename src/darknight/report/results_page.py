@@ -145,7 +145,7 @@ version {escape(str(program.get("version")))}{f", commit {escape(str(commit))}" 
 
 
 def _figure(drawn: Drawn) -> str:
-    source = b64encode(drawn.png()).decode()
+    source = b64encode(drawn.png).decode()
     return f"""<figure id="figure-{escape(drawn.name)}">
 <figcaption class="title">{escape(drawn.title)}</figcaption>
 <img src="data:image/png;base64,{source}" alt="{escape(drawn.caption)}">
