@@ -130,7 +130,8 @@ def test_every_number_of_the_paper_is_marked_as_quoted(page):
 
 
 def test_every_table_says_whether_it_is_measured_or_quoted(page):
-    for caption in re.findall("<caption>(.*?)</caption>", page):
+    assert page.count('<p class="caption">') == page.count('<div class="wide">') == 7
+    for caption in re.findall('<p class="caption">(.*?)</p>', page):
         assert "measured" in caption or "quoted" in caption or "Bounds of leakage" in caption
     marks = re.findall(r'<blockquote><span class="mark (\w+)"', page)
     assert marks == ["quoted"] * page.count("<blockquote>")

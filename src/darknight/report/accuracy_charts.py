@@ -67,9 +67,9 @@ def accuracy_figure(experiment: Experiment) -> Drawn:
         title="Accuracy by epoch: in the clear, under the paper's noise, in the field (measured)",
         caption=f"Measured: {scale['train_examples']:,} training and {scale['test_examples']:,} test images of "
         f"{scale['data']}, {scale['epochs']} epochs, batch {scale['batch_size']}, one seed. What to see: whether lines "
-        f"stay with the dashed one, which is training in the clear. {worst} Chance alone moves one accuracy by "
-        f"{uncertainty(scale['test_examples']):.1f} points (95 %). The losses below are of the same batches in "
-        "the same order, and show more: where they lie on each other, masking changed next to nothing.",
+        f"stay with the dashed one, which is training in the clear. {worst} The choice of "
+        f"test images alone moves an accuracy by {uncertainty(scale['test_examples']):.1f} points (95 %). The losses "
+        "below are of the same batches in the same order, and show more: where they lie on each other, masking changed next to nothing.",
         figure=figure,
     )
 

@@ -27,7 +27,7 @@ OURS: Mapping[str, Feature] = {
     ),
     "inference": Feature(
         mark="y",
-        why="`darknight infer`, with K + M workers.",
+        why="darknight infer, with K + M workers.",
         tests=("tests/cli/test_infer.py::test_a_labelled_set",),
     ),
     "differential privacy": Feature(

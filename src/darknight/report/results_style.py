@@ -15,11 +15,11 @@ section.part > figure { margin: 1rem 0; max-width: 66rem; }
 section.part > figure img { width: auto; max-width: 100%; }
 blockquote { margin: .8rem 0; padding: .5rem 1rem; border-left: 4px solid var(--shown); background: var(--shown-wash);
   max-width: 46rem; border-radius: 0 8px 8px 0; }
-.wide { overflow-x: auto; margin: 1rem 0; }
+.wide { overflow-x: auto; margin: .2rem 0 1.2rem; }
 .wide table { width: auto; }
 .wide tbody th { border-bottom: 0; border-top: 1px solid var(--line); white-space: nowrap; }
 .wide th.column { text-align: right; vertical-align: bottom; max-width: 10rem; line-height: 1.3; }
-.wide caption { text-align: left; padding-bottom: .4rem; font-weight: 600; }
+section.part > p.caption { font-weight: 600; font-size: .92rem; margin: 1.2rem 0 .2rem; max-width: none; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.quoted { background: var(--shown-wash); font-style: italic; }
 td.yes { color: var(--good); } td.no { color: var(--pale); } td.open { color: var(--shown); }

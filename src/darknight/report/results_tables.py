@@ -17,7 +17,8 @@ _SIGNS = {"y": ("yes", "✓", "yes"), "n": ("no", "–", "no"), "?": ("open", "?
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[str], *, kind: str = "") -> str:
     columns = "".join(f'<th class="{"column" if number else ""}">{text}</th>' for number, text in enumerate(head))
-    return f"""<div class="wide"><table class="{kind}"><caption>{caption}</caption>
+    return f"""<p class="caption">{caption}</p>
+<div class="wide"><table class="{kind}">
 <thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>"""
 
 
