@@ -1,5 +1,7 @@
 """Files of experiments as the scripts write them, with numbers that nobody measured."""
 
+import copy
+
 from darknight.report.experiment_file import Experiment
 from darknight.report.our_features import OURS
 
@@ -128,3 +130,22 @@ def scaling():
 
 def everything():
     return {made.name: made for made in (accuracy(), inference(), time_split(), features(), scaling())}
+
+
+def leaves(value, path=()):
+    """Every place of a JSON value, those of objects and lists too."""
+    yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from leaves(entry, (*path, key))
+
+
+def changed(words, path, value):
+    words = copy.deepcopy(words)
+    if not path:
+        return value
+    place = words
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return words

@@ -1,13 +1,12 @@
 """The file of an experiment comes back as it was, and nothing else is taken for one."""
 
-import copy
 import json
 
 import pytest
 
 from darknight.errors import DarKnightError, DataError
 from darknight.report.experiment_file import experiment_from, read_experiment, write_experiment
-from report.measurements import everything
+from report.measurements import changed, everything, leaves
 
 NAMES = list(everything())
 
@@ -18,25 +17,6 @@ def test_what_is_written_is_read(name, tmp_path):
     write_experiment(path, made)
     assert read_experiment(path) == made
     assert [each.name for each in path.parent.iterdir()] == ["a.json"]
-
-
-def leaves(value, path=()):
-    """Every place of a JSON value, those of objects and lists too."""
-    yield path
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, entry in entries:
-        yield from leaves(entry, (*path, key))
-
-
-def changed(words, path, value):
-    words = copy.deepcopy(words)
-    if not path:
-        return value
-    place = words
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return words
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +57,7 @@ TEXT = json.dumps(everything()["scaling"].words())
         ("", "not JSON"),
         ("[" * 100_000, "not JSON"),
         (TEXT.replace("9.0", "NaN"), "not JSON (NaN is no number)"),
-        (TEXT.replace("9.0", "1e999"), "all_workers is no number"),
+        (TEXT.replace("9.0", "1e999"), "all_workers is no number from 0 to 1e+09"),
         ('{"ratios": {}}', "not a file of an experiment"),
         ("[1, 2]", "not a file of an experiment"),
         (TEXT.replace('"version": 1,', '"version": 2,'), "version 2 of the format"),

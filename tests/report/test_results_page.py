@@ -4,13 +4,16 @@ import re
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from darknight.errors import DataError
+from darknight.report.experiment_file import experiment_from
 from darknight.report.paper_quotes import FEATURES, FIGURE_2, TABLE_1, TABLE_2
 from darknight.report.results_folder import figures_of
 from darknight.report.results_page import results_page
-from report.measurements import everything
+from report.measurements import changed, everything, leaves
 
 VOID = {"meta", "img", "br"}
 MOST_BYTES = 150_000
@@ -185,3 +188,30 @@ def test_our_row_leads_from_every_cell_to_its_tests(page):
     ours = page[page.index("DarKnight, this system") :].partition("</tr>")[0]
     assert len(re.findall(r'<a href="#feature-[a-z-]+"', ours, re.IGNORECASE)) == len(FEATURES)
     assert all(name in page for name in TABLE_1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(everything()))
+def test_whatever_passes_the_reader_can_be_drawn(name):
+    """Numbers at the edge of what is allowed, empty lists, no leakage: a page, and never a traceback."""
+    words = everything()[name].words()
+    drawn = 0
+    for path in [path for path in leaves(words["cells"]) if len(path) > 1][::7]:
+        for edge in (0, 1, 10**7, 0.0, 1.0, 1e9, -1e9, None, [], "a", "N(0, 4e8)", "clear"):
+            try:
+                made = experiment_from(changed(words, ("cells", *path), edge), Path("a.json"))
+            except DataError:
+                continue
+            assert results_page({name: made}, figures_of({name: made}))
+            drawn += 1
+    assert drawn
+
+
+def test_a_training_without_an_epoch_and_noise_without_a_bound():
+    words = everything()["accuracy"].words()
+    bare = experiment_from(changed(words, ("cells", "vgg-small/clear", "epochs"), []), Path("a.json"))
+    leaks = everything()["inference"].words()
+    for cell in leaks["cells"].values():
+        cell["leakage"] = None
+    found = {"accuracy": bare, "inference": experiment_from(leaks, Path("b.json"))}
+    Reader(results_page(found, figures_of(found)))

@@ -69,7 +69,8 @@ def accuracy_figure(experiment: Experiment) -> Drawn:
         f"{scale['data']}, {scale['epochs']} epochs, batch {scale['batch_size']}, one seed. What to see: whether lines "
         f"stay with the dashed one, which is training in the clear. {worst} The choice of "
         f"test images alone moves an accuracy by {uncertainty(scale['test_examples']):.1f} points (95 %). The losses "
-        "below are of the same batches in the same order, and show more: where they lie on each other, masking changed next to nothing.",
+        "below are of the same batches in the same order, and show more: where they lie on each other, "
+        "masking changed next to nothing.",
         figure=figure,
     )
 
@@ -99,7 +100,7 @@ def _worst_difference(experiment: Experiment, models: Sequence[str], settings: S
         clear = cell_of(experiment, model, _CLEAR)
         for setting in settings:
             cell = cell_of(experiment, model, setting)
-            if clear and cell and cell is not clear and clear["epochs"] and not cell["stopped"]:
+            if clear and cell and cell is not clear and clear["epochs"] and cell["epochs"] and not cell["stopped"]:
                 found.append((100 * (cell["epochs"][-1]["accuracy"] - clear["epochs"][-1]["accuracy"]), model, setting))
     if not found:
         return ""
@@ -136,12 +137,20 @@ def inference_figure(experiment: Experiment) -> Drawn:
     )
 
 
+def leakage_of(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """By setting, the largest bounds over all networks, in nats a scalar and masking."""
+    found: dict[str, dict[str, float]] = {}
+    for cell in experiment.cells.values():
+        for key, value in (cell["leakage"] or {}).items():
+            kept = found.setdefault(cell["setting"], {})
+            kept[key] = max(value, kept.get(key, 0.0))
+    return found
+
+
 def leakage_figure(experiment: Experiment) -> Drawn:
     """Bounds in nats a scalar, by noise: by theorem, printed, ours."""
-    settings = [name for name in settings_of(experiment) if name not in (_CLEAR, _FIELD)]
-    cells = {
-        name: [cell["leakage"] for cell in experiment.cells.values() if cell["setting"] == name] for name in settings
-    }
+    cells = leakage_of(experiment)
+    settings = [name for name in settings_of(experiment) if name in cells and name != _FIELD]
     figure, grid = panels(1, width=8.0, height=3.9)
     axes = grid[0][0]
     places = range(len(settings))
@@ -157,7 +166,7 @@ def leakage_figure(experiment: Experiment) -> Drawn:
         ("dense", COLOURS[1], "o", "ours, the paper's dense code"),
         ("systematic", COLOURS[2], "D", "ours, the systematic code"),
     ):
-        axes.plot(places, [max(found[key] for found in cells[name]) for name in settings], **_dots(colour, mark, label))
+        axes.plot(places, [cells[name][key] for name in settings], **_dots(colour, mark, label))
     axes.set_yscale("log")
     dressed(
         axes,

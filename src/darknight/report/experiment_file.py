@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from darknight.errors import DarKnightError, DataError
-from darknight.report.experiment_forms import CELLS, SCALES, MalformedError, checked
+from darknight.report.experiment_forms import CELLS, NAME, SCALES, MalformedError, Whole, checked
 
 FORMAT, VERSION = "darknight.experiment", 1
-_WORDS = {"processor": str, "cores": int, "memory_gib": int, "system": str}
+_WORDS = {"processor": str, "cores": Whole(1, 10**6), "memory_gib": Whole(0, 10**6), "system": str}
 _KEYS = {"format", "version", "experiment", "command", "scale", "machine", "program", "planned", "cells"}
 _MOST_BYTES = 16 << 20
 
@@ -123,7 +123,7 @@ def _check(words: Mapping[str, Any], name: str) -> None:
         raise MalformedError(f"entries that are missing or unknown: {', '.join(odd)}")
     checked(words["command"], str, "command")
     checked(words["machine"], _WORDS, "machine")
-    checked(words["planned"], [str], "planned")
+    checked(words["planned"], [NAME], "planned")
     checked(words["scale"], SCALES[name], "scale")
     for what in ("program", "cells"):
         if not isinstance(words[what], dict):

@@ -1,12 +1,13 @@
 """What the cells of each experiment look like, and a check that looks at every value of one.
 
-A form is a type; a list of one form; a dictionary of forms, all of them needed; or `Maybe(form)`, which allows null.
-float takes whole numbers too; no number may be NaN or infinite.
+A form is a type; a list of one form; a dictionary of forms, all of them needed; `Maybe(form)`, which allows null;
+`Number(least, most)`, whole numbers too and never NaN or infinite; `Whole(least, most)`; or `NAME`, words that may
+stand in a figure. Limits are far beyond what an experiment gives, and within what can be drawn.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,26 @@ class Maybe:
     """null, or `form`."""
 
     form: Form
+
+
+@dataclass(frozen=True)
+class Number:
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Whole:
+    least: int
+    most: int
+
+
+class _Name:
+    """Letters, digits and what stands in N(0, 4e8): nothing that a drawing would take for a formula."""
+
+
+NAME = _Name()
+_NAME = re.compile(r"[A-Za-z0-9 .,()=+/_-]{1,80}")
 
 
 class MalformedError(Exception):
@@ -42,93 +63,108 @@ def checked(value: object, form: Form, where: str) -> None:
             raise MalformedError(f"{where} is no list")
         for number, entry in enumerate(value):
             checked(entry, form[0], f"{where}[{number}]")
-    elif form is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise MalformedError(f"{where} is no number")
+    elif isinstance(form, Number):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not form.least <= value <= form.most:
+            raise MalformedError(f"{where} is no number from {form.least:g} to {form.most:g}")
+    elif isinstance(form, Whole):
+        if isinstance(value, bool) or not isinstance(value, int) or not form.least <= value <= form.most:
+            raise MalformedError(f"{where} is no whole number from {form.least} to {form.most}")
+    elif isinstance(form, _Name):
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise MalformedError(f"{where} is no name")
     elif not isinstance(value, form) or (isinstance(value, bool) and form is not bool):
         raise MalformedError(f"{where} is not of the kind {form.__name__}")
 
 
-_NOISE: Form = Maybe({"mean": float, "variance": float})
-_EPOCH: Form = {"loss": float, "accuracy": float}
+_COUNT, _SEED, _BYTES = Whole(1, 10**7), Whole(0, 2**63 - 1), Whole(0, 2**62)
+_SHARE, _TIMES = Number(0.0, 1.0), Number(0.0, 1e9)
+_NOISE: Form = Maybe({"mean": Number(-1e12, 1e12), "variance": Number(0.0, 1e24)})
+_EPOCH: Form = {"loss": Number(-1e9, 1e9), "accuracy": _SHARE}
 _ARITHMETIC = {"clear": str, "field": str, "real": str}
 
 SCALES: Mapping[str, Form] = {
     "accuracy": {
         "data": str,
-        "train_examples": int,
-        "test_examples": int,
-        "image": [int],
-        "classes": int,
-        "epochs": int,
-        "batch_size": int,
-        "learning_rate": float,
+        "train_examples": _COUNT,
+        "test_examples": _COUNT,
+        "image": [_COUNT],
+        "classes": _COUNT,
+        "epochs": _COUNT,
+        "batch_size": _COUNT,
+        "learning_rate": _TIMES,
         "schedule": str,
-        "seed": int,
+        "seed": _SEED,
         "schemes": _ARITHMETIC,
     },
     "inference": {
         "data": str,
-        "train_examples": int,
-        "test_examples": int,
-        "image": [int],
-        "classes": int,
-        "epochs": int,
-        "batch_size": int,
-        "seed": int,
+        "train_examples": _COUNT,
+        "test_examples": _COUNT,
+        "image": [_COUNT],
+        "classes": _COUNT,
+        "epochs": _COUNT,
+        "batch_size": _COUNT,
+        "seed": _SEED,
         "schemes": _ARITHMETIC,
     },
-    "time-split": {"size": int, "times": int, "scheme": str, "links": str, "place": str},
+    "time-split": {"size": _COUNT, "times": _COUNT, "scheme": str, "links": str, "place": str},
     "features": {"full": bool},
-    "scaling": {"model": str, "image": [int], "batch_size": int, "rounds": int, "seed": int, "noise_std": float},
+    "scaling": {
+        "model": NAME,
+        "image": [_COUNT],
+        "batch_size": _COUNT,
+        "rounds": _COUNT,
+        "seed": _SEED,
+        "noise_std": _TIMES,
+    },
 }
 
 CELLS: Mapping[str, Form] = {
     "accuracy": {
-        "model": str,
-        "setting": str,
+        "model": NAME,
+        "setting": NAME,
         "noise": _NOISE,
-        "mmacs": float,
+        "mmacs": _TIMES,
         "epochs": [_EPOCH],
         "stopped": Maybe(str),
-        "seconds": float,
+        "seconds": _TIMES,
     },
     "inference": {
-        "model": str,
-        "setting": str,
+        "model": NAME,
+        "setting": NAME,
         "noise": _NOISE,
-        "top1": float,
-        "top5": float,
-        "agreement": float,
-        "leakage": Maybe({"theorem": float, "dense": float, "systematic": float}),
+        "top1": _SHARE,
+        "top5": _SHARE,
+        "agreement": _SHARE,
+        "leakage": Maybe({"theorem": _TIMES, "dense": _TIMES, "systematic": _TIMES}),
         "stopped": Maybe(str),
     },
     "time-split": {
-        "model": str,
-        "batch": int,
-        "plain": {"linear": float, "non_linear": float},
-        "enclave": {"masking": float, "checking": float, "links": float, "staying": float, "optimizer": float},
-        "workers": float,
-        "wall": float,
-        "ceiling": float,
-        "masked_layers": int,
-        "phases": [{"name": str, "share": float}],
+        "model": NAME,
+        "batch": _COUNT,
+        "plain": {"linear": _SHARE, "non_linear": _SHARE},
+        "enclave": {"masking": _TIMES, "checking": _TIMES, "links": _TIMES, "staying": _TIMES, "optimizer": _TIMES},
+        "workers": _TIMES,
+        "wall": _TIMES,
+        "ceiling": _TIMES,
+        "masked_layers": _COUNT,
+        "phases": [{"name": str, "share": _SHARE}],
     },
     "features": {"feature": str, "tests": [str], "outcomes": [str]},
     "scaling": {
-        "sweep": str,
-        "arithmetic": str,
-        "inputs": int,
-        "colluders": int,
-        "workers": int,
-        "batch": int,
-        "virtual_batches": int,
-        "enclave": float,
-        "all_workers": float,
-        "sent_bytes": int,
-        "received_bytes": int,
-        "input_bytes": int,
-        "forward_error": float,
-        "gradient_error": float,
+        "sweep": NAME,
+        "arithmetic": NAME,
+        "inputs": _COUNT,
+        "colluders": _COUNT,
+        "workers": _COUNT,
+        "batch": _COUNT,
+        "virtual_batches": _COUNT,
+        "enclave": _TIMES,
+        "all_workers": _TIMES,
+        "sent_bytes": _BYTES,
+        "received_bytes": _BYTES,
+        "input_bytes": _BYTES,
+        "forward_error": _TIMES,
+        "gradient_error": _TIMES,
     },
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from darknight.report.accuracy_charts import cell_of, models_of, settings_of
+from darknight.report.accuracy_charts import cell_of, leakage_of, models_of, settings_of
 from darknight.report.experiment_file import Experiment
 from darknight.report.our_features import OURS
 from darknight.report.paper_quotes import FEATURES, FIGURE_2, TABLE_1, TABLE_2
@@ -97,12 +97,11 @@ def quoted_inference_table() -> str:
 
 def leakage_table(experiment: Experiment) -> str:
     """Nats a scalar and masking: theorem, printed, ours."""
-    rows = []
+    rows, bounds = [], leakage_of(experiment)
     for setting in settings_of(experiment):
-        found = [cell["leakage"] for cell in experiment.cells.values() if cell["setting"] == setting]
-        if setting == "clear" or not found:
+        if setting not in bounds:
             continue
-        worst = {key: max(each[key] for each in found) for key in ("theorem", "dense", "systematic")}
+        worst = bounds[setting]
         printed = TABLE_2[setting].leakage if setting in TABLE_2 else None
         if setting == "field":
             cells = [_number("–"), _number("–", quoted=True), _number("–"), _number("0")]
