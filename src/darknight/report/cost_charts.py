@@ -140,7 +140,7 @@ def scaling_figure(experiment: Experiment) -> Drawn:
         grid[2][column].set_yscale("log")
     for row in (0, 1):
         grid[row][0].set_ylim(bottom=0)
-    grid[2][0].legend(fontsize=8, loc="center right", frameon=False)
+    grid[2][0].legend(fontsize=7.5, loc="center", bbox_to_anchor=(0.5, 0.25), ncols=2, frameon=False)
     legend_above(figure, grid[0][0], columns=4)
     return Drawn(
         name="scaling",
@@ -150,7 +150,8 @@ def scaling_figure(experiment: Experiment) -> Drawn:
         f"best of {experiment.scale['rounds']}; real arithmetic in float64 with noise of "
         f"{experiment.scale['noise_std']:g} times the bound; the batch over K, rounded up, is the number of virtual "
         "batches. Errors are of the gradient of all parameters and of the scores. What to see: how little or how much "
-        "each line rises from left to right. By the arithmetic, products grow as K + 2M over K, bytes too, and the "
+        "each line rises from left to right. By the arithmetic, products and bytes of an image go as (K + 2M) / K; "
+        "what lies above that is the fixed cost of a call, which every worker pays again and a larger batch shares. The "
         "error of the field is that of its ten bits, whatever K and M are.",
         figure=figure,
     )
