@@ -151,8 +151,8 @@ def scaling_figure(experiment: Experiment) -> Drawn:
         f"{experiment.scale['noise_std']:g} times the bound; the batch over K, rounded up, is the number of virtual "
         "batches. Errors are of the gradient of all parameters and of the scores. What to see: how little or how much "
         "each line rises from left to right. By the arithmetic, products and bytes of an image go as (K + 2M) / K; "
-        "what lies above that is the fixed cost of a call, which every worker pays again and a larger batch shares. The "
-        "error of the field is that of its ten bits, whatever K and M are.",
+        "what lies above that is the fixed cost of a call, which every worker pays again and a larger batch shares. "
+        "The error of the field is that of its ten bits, whatever K and M are.",
         figure=figure,
     )
 
