@@ -8,7 +8,7 @@ import pytest
 
 from darknight.accounting.theorems import theorem_1
 from darknight.report.our_features import OURS
-from darknight.report.paper_quotes import FEATURES, TABLE_1, TABLE_2
+from darknight.report.paper_quotes import FEATURES, FIGURE_2, FIGURE_2_PRINTED, TABLE_1, TABLE_2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +26,11 @@ def test_table_1_has_a_yes_or_no_for_every_feature():
 def test_table_2_prints_twice_its_theorem(setting):
     variance = float(setting.rstrip(")").split(",")[1])
     assert TABLE_2[setting].leakage == pytest.approx(2 * theorem_1(2, 1.0, 10.0, math.sqrt(variance)))
+
+
+def test_figure_2_is_drawn_as_it_is_printed():
+    for model, value in FIGURE_2.items():
+        assert float(FIGURE_2_PRINTED[model].removeprefix("more than ")) == value
 
 
 def exists(test: str) -> bool:

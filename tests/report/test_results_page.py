@@ -10,7 +10,7 @@ import pytest
 
 from darknight.errors import DataError
 from darknight.report.experiment_file import experiment_from
-from darknight.report.paper_quotes import FEATURES, FIGURE_2, TABLE_1, TABLE_2
+from darknight.report.paper_quotes import FEATURES, FIGURE_2_PRINTED, TABLE_1, TABLE_2
 from darknight.report.results_folder import figures_of
 from darknight.report.results_page import results_page
 from report.measurements import changed, everything, leaves
@@ -114,7 +114,7 @@ def test_the_page_refers_to_nothing_outside_and_to_nothing_that_is_not_there(pag
 def quoted_numbers():
     rows = [value for printed in TABLE_2.values() for value in (printed.vgg16, printed.resnet152, printed.mobilenet_v1)]
     bounds = [f"{printed.leakage:.3g}" for name, printed in TABLE_2.items() if name in ("N(4e3, 1.6e7)", "N(0, 4e8)")]
-    return [*(f"{one:.2f} / {five:.2f}" for one, five in rows), *bounds, *(f"{each:g}" for each in FIGURE_2.values())]
+    return [*(f"{one:.2f} / {five:.2f}" for one, five in rows), *bounds, *FIGURE_2_PRINTED.values()]
 
 
 def not_marked(page):
@@ -196,7 +196,7 @@ def test_whatever_passes_the_reader_can_be_drawn(name):
     """Numbers at the edge of what is allowed, empty lists, no leakage: a page, and never a traceback."""
     words = everything()[name].words()
     drawn = 0
-    for path in [path for path in leaves(words["cells"]) if len(path) > 1][::7]:
+    for path in [path for path in leaves(words["cells"]) if len(path) > 1][::31]:
         for edge in (0, 1, 10**7, 0.0, 1.0, 1e9, -1e9, None, [], "a", "N(0, 4e8)", "clear"):
             try:
                 made = experiment_from(changed(words, ("cells", *path), edge), Path("a.json"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from darknight.report.drawn import COLOURS, MARKS, QUOTED, Drawn, dressed, legend_above, panels, whole_numbers
 from darknight.report.experiment_file import Experiment
-from darknight.report.paper_quotes import FIGURE_2
+from darknight.report.paper_quotes import FIGURE_2, FIGURE_2_PRINTED
 
 _PARTS = {  # of the enclave, in the order of the bar
     "masking": ("masking and unmasking", "#0b6e99"),
@@ -90,8 +90,9 @@ def speed_up_figure(experiment: Experiment) -> Drawn:
         color=COLOURS[1],
         label="measured: plain step over the enclave's part",
     )
-    for place, value in (*((place - 0.19, value) for place, value in quoted), *((p + 0.19, v) for p, v in ours)):
-        axes.annotate(f"{value:.3g}", (place, value), ha="center", va="bottom", fontsize=9)
+    texts = [(place - 0.19, value, FIGURE_2_PRINTED[models[place]]) for place, value in quoted]
+    for place, value, text in (*texts, *((place + 0.19, value, f"{value:.2f}") for place, value in ours)):
+        axes.annotate(text, (place, value), ha="center", va="bottom", fontsize=9)
     for place, name in enumerate(models):
         if name not in experiment.cells:
             axes.annotate("not\nmeasured", (place + 0.19, 0), ha="center", va="bottom", fontsize=8, color=QUOTED)
@@ -102,8 +103,8 @@ def speed_up_figure(experiment: Experiment) -> Drawn:
     return Drawn(
         name="speed-up",
         title="Training speed-up: the paper's Figure 2 (quoted) and our ceiling (measured)",
-        caption="Striped: quoted, wall-clock speed-up over everything in SGX, K=2, GTX 1080 Ti, gradients in the clear "
-        "and, for VGG16, printed as more than 8. Plain: measured here, K=4, M=1, gradients masked and every pass "
+        caption="Striped: quoted, wall-clock speed-up over everything in SGX, K=2, GTX 1080 Ti, gradients in the "
+        "clear. Plain: measured here, K=4, M=1, gradients masked and every pass "
         "checked, an enclave that is an ordinary process, and workers whose time does not count. They are two "
         "different things, so what to see is where a network stands among the others, and not who is faster: one with "
         "few products for its size (MobileNet) has little to gain. Below the dashed line nothing is gained.",

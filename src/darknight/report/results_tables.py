@@ -8,7 +8,7 @@ from html import escape
 from darknight.report.accuracy_charts import cell_of, leakage_of, models_of, settings_of
 from darknight.report.experiment_file import Experiment
 from darknight.report.our_features import OURS
-from darknight.report.paper_quotes import FEATURES, FIGURE_2, TABLE_1, TABLE_2
+from darknight.report.paper_quotes import FEATURES, FIGURE_2_PRINTED, TABLE_1, TABLE_2
 
 MEASURED = '<span class="mark measured">measured</span>'
 QUOTED = '<span class="mark quoted">quoted</span>'
@@ -129,8 +129,8 @@ def leakage_table(experiment: Experiment) -> str:
 # --- time -------------------------------------------------------------------------------------------------------------
 def time_table(experiment: Experiment) -> str:
     rows = []
-    for model in dict.fromkeys([*FIGURE_2, *experiment.planned]):
-        cell, printed = experiment.cells.get(model), FIGURE_2.get(model)
+    for model in dict.fromkeys([*FIGURE_2_PRINTED, *experiment.planned]):
+        cell, printed = experiment.cells.get(model), FIGURE_2_PRINTED.get(model, "–")
         ours = (
             [_number("not measured")] * 6
             if cell is None
@@ -143,7 +143,7 @@ def time_table(experiment: Experiment) -> str:
                 _number(f"{cell['ceiling']:.2f}"),
             ]
         )
-        cells = [*ours, _number("–" if printed is None else f"{printed:g}", quoted=True)]
+        cells = [*ours, _number(printed, quoted=True)]
         rows.append(_row(escape(model), cells))
     return _table(
         f"{MEASURED} in units of the plain step; the last column is {QUOTED}",
