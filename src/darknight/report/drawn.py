@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GRID = "#e6e6ee"
 # Told apart by people who do not see all colours, and by their marks where nobody does.
-COLOURS = ("#1a1a2e", "#0b6e99", "#15803d", "#b45309", "#c2410c", "#6d28d9")
+COLOURS = ("#1a1a2e", "#0b6e99", "#15803d", "#ca8a04", "#c2410c", "#6d28d9")
 MARKS = ("x", "o", "D", "v", "s", "^")
 _DOTS = 110  # an inch: sharp on a page, and small enough to keep with the text
 _TONES = 192
