@@ -5,8 +5,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour docs lint test test-all bench clean
-.PHONY: help setup run tour lint test test-all bench report clean
+.PHONY: help setup run tour docs lint test test-all bench report clean
 
 help: ## print this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +50,5 @@ report: $(STAMP) ## draw the results in results/ beside what the paper claims: d
 	$(BIN)/darknight report results --output darknight-report
 
 clean: ## remove .venv and everything that tools leave behind
-	rm -rf $(VENV) .cache site build dist src/darknight/kernels/*.so darknight-demo darknight-audit darknight-tour .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	rm -rf $(VENV) build dist src/darknight/kernels/*.so darknight-demo darknight-audit darknight-tour darknight-report .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .cache site build dist src/darknight/kernels/*.so darknight-demo darknight-audit darknight-tour darknight-report .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks experiments -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
