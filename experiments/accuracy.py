@@ -18,12 +18,11 @@ import shutil
 import time
 import warnings
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 from recording import Recording, cifar_slice, digits_slice, run_or_explain
-from settings import FIELD, MODELS, TRAINING, WORDS, chosen
+from settings import FIELD, MODELS, TRAINING, WORDS, chosen, recipe_of, training_parser
 from torch import nn
 
 import darknight as dk
@@ -37,33 +36,15 @@ _MOST_MMACS = 40
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file, which is resumed if it is there")
-    parser.add_argument("--model", action="append", help=f"of {', '.join(MODELS)}; may be repeated (default: all)")
-    parser.add_argument("--setting", action="append", help=f"of {'; '.join(TRAINING)}; may be repeated (default: all)")
-    parser.add_argument("--examples", type=int, default=10_000, help="training images (default: 10000)")
-    parser.add_argument("--test-examples", type=int, default=2_000, help="default: 2000")
-    parser.add_argument("--epochs", type=int, default=20, help="default: 20")
-    parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="at the top of one cycle (default: 0.05)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches, not of masks (default: 0)")
+    parser = training_parser(__doc__, TRAINING)
     parser.add_argument("--save-every", type=float, default=30.0, help="seconds between checkpoints (default: 30)")
-    parser.add_argument("--quick", action="store_true", help="192 digits of 8x8, 2 epochs: to see that it works")
     flags = parser.parse_args()
     torch.set_num_threads(1)
     if flags.quick:
         flags.examples, flags.test_examples, flags.epochs = 192, 96, 2
     data = (digits_slice if flags.quick else cifar_slice)(flags.examples, flags.test_examples)
     models, settings = chosen(flags.model, MODELS, "model"), chosen(flags.setting, TRAINING, "setting")
-    recipe = Recipe(
-        epochs=flags.epochs,
-        batch_size=flags.batch_size,
-        learning_rate=flags.learning_rate,
-        schedule="one-cycle",
-        nesterov=True,
-        weight_decay=5e-4,
-        seed=flags.seed,
-    )
+    recipe = recipe_of(flags)
     run = Recording(
         "accuracy", flags.out, scale=scale(data, recipe), planned=[f"{m}/{s}" for s in settings for m in models]
     )

@@ -14,7 +14,6 @@ and for the systematic code, our default, at the same noise. In the field it is 
 
 from __future__ import annotations
 
-import argparse
 import math
 import shutil
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from recording import Recording, cifar_slice, digits_slice, run_or_explain
-from settings import FIELD, MODELS, TABLE_2, WORDS, Noise, chosen
+from settings import FIELD, MODELS, TABLE_2, WORDS, Noise, chosen, recipe_of, training_parser
 from torch import Tensor, nn
 
 import darknight as dk
@@ -40,31 +39,13 @@ _TOP = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file, which is resumed if it is there")
-    parser.add_argument("--model", action="append", help=f"of {', '.join(MODELS)}; may be repeated (default: all)")
-    parser.add_argument("--setting", action="append", help=f"of {'; '.join(TABLE_2)}; may be repeated (default: all)")
-    parser.add_argument("--examples", type=int, default=10_000, help="training images (default: 10000)")
-    parser.add_argument("--test-examples", type=int, default=2_000, help="default: 2000")
-    parser.add_argument("--epochs", type=int, default=20, help="of the training in the clear (default: 20)")
-    parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches, not of masks (default: 0)")
-    parser.add_argument("--quick", action="store_true", help="512 digits of 8x8, 3 epochs: to see that it works")
-    flags = parser.parse_args()
+    flags = training_parser(__doc__, TABLE_2).parse_args()
     torch.set_num_threads(1)
     if flags.quick:
         flags.examples, flags.test_examples, flags.epochs = 512, 96, 3
     data = (digits_slice if flags.quick else cifar_slice)(flags.examples, flags.test_examples)
     models, settings = chosen(flags.model, MODELS, "model"), chosen(flags.setting, TABLE_2, "setting")
-    recipe = Recipe(
-        epochs=flags.epochs,
-        batch_size=flags.batch_size,
-        learning_rate=0.05,
-        schedule="one-cycle",
-        nesterov=True,
-        weight_decay=5e-4,
-        seed=flags.seed,
-    )
+    recipe = recipe_of(flags)
     run = Recording(
         "inference", flags.out, scale=scale(data, recipe), planned=[f"{m}/{s}" for m in models for s in settings]
     )

@@ -8,14 +8,17 @@ noise and signal are to each other as in the paper. Checks are off in these runs
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import darknight as dk
+from darknight.train import Recipe
 
 FIELD = dk.Scheme(inputs=4, colluders=1)
 WORDS = {
@@ -58,6 +61,34 @@ TABLE_2: Mapping[str, Noise | None] = {
     "N(0, 4e8)": Noise(mean=0.0, variance=4e8),
 }
 MODELS = ("vgg-small", "resnet-small", "mobilenet-small")
+
+
+def training_parser(words: str | None, settings: Mapping[str, Noise | None]) -> argparse.ArgumentParser:
+    """The flags of whatever trains these models on images; `words` is the script's own text."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file, which is resumed if it is there")
+    parser.add_argument("--model", action="append", help=f"of {', '.join(MODELS)}; may be repeated (default: all)")
+    parser.add_argument("--setting", action="append", help=f"of {'; '.join(settings)}; may be repeated (default: all)")
+    parser.add_argument("--examples", type=int, default=10_000, help="training images (default: 10000)")
+    parser.add_argument("--test-examples", type=int, default=2_000, help="default: 2000")
+    parser.add_argument("--epochs", type=int, default=20, help="default: 20")
+    parser.add_argument("--batch-size", type=int, default=64, help="default: 64")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="at the top of one cycle (default: 0.05)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches, not of masks (default: 0)")
+    parser.add_argument("--quick", action="store_true", help="a few digits of 8x8 for a few epochs: does it work?")
+    return parser
+
+
+def recipe_of(flags: argparse.Namespace) -> Recipe:
+    return Recipe(
+        epochs=flags.epochs,
+        batch_size=flags.batch_size,
+        learning_rate=flags.learning_rate,
+        schedule="one-cycle",
+        nesterov=True,
+        weight_decay=5e-4,
+        seed=flags.seed,
+    )
 
 
 def chosen(given: list[str] | None, known: Any, what: str) -> list[str]:

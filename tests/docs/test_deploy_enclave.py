@@ -15,7 +15,7 @@ import pytest
 import warm
 from darknight.trust.policy import Policy, read_policy
 from darknight.trust.quote import read_quote
-from fleet.workers import free_port
+from docs.walkthrough import blocks, walked
 from service.offices import furnish, open_office
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,37 +24,11 @@ UNIT = ROOT / "deploy" / "enclave" / "darknight-enclave.service"
 SCRIPT = ROOT / "deploy" / "enclave" / "fetch_collateral.py"
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-
-
 # --- the walkthrough -------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """All shell blocks, in order, as one script; only the ports are others, because those may be taken."""
     folder = tmp_path_factory.mktemp("walk")
-    script = "\n".join(blocks("sh"))
-    for port in ("7001", "7002", "7003", "7700"):
-        assert f":{port}" in script
-        script = script.replace(f":{port}", f":{free_port()}")
-    head = "set -euo pipefail\ntrap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
-    (own := folder / "bin").mkdir()
-    paths = (warm.command(own), Path(sys.executable).parent, environment["PATH"])
-    environment["PATH"] = os.pathsep.join(map(str, paths))
-    # The output goes to a file: a worker that stayed behind would keep a pipe open, and hold up the test.
-    with (folder / "said.txt").open("w+") as said:
-        done = subprocess.run(
-            ["bash", "-c", head + script],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-        )
-    text = (folder / "said.txt").read_text()
-    return subprocess.CompletedProcess(done.args, done.returncode, text), folder
+    return walked(PAGE, folder, ports=("7001", "7002", "7003", "7700")), folder
 
 
 def test_the_commands_run_as_written(walk):
@@ -121,7 +95,7 @@ def test_there_is_a_policy_for_each_platform_and_none_is_lax(tmp_path):
 
 
 def test_the_key_for_workers_is_where_manifest_and_unit_have_it():
-    (block,) = [block for block in blocks("toml") if block.startswith("[enclave]")]
+    (block,) = [block for block in blocks(PAGE, "toml") if block.startswith("[enclave]")]
     under_gramine, in_a_guest = re.findall(r'"(/[^"]+)"', block)
     assert tomllib.loads(block) == {"enclave": {"identity": under_gramine}}
     manifest = (ROOT / "deploy" / "enclave" / "darknight.manifest.template").read_text()

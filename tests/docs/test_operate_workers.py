@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,42 +12,16 @@ import pytest
 import warm
 from darknight.wire.plan import ATTACKS
 from darknight.worker.metrics import Metrics
-from fleet.workers import free_port
+from docs.walkthrough import blocks, walked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "howto" / "operate-workers.md"
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-
-
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """All shell blocks, in order, as one script; only the ports are others, because those may be taken."""
     folder = tmp_path_factory.mktemp("walk")
-    script = "\n".join(blocks("sh"))
-    for port in ("7001", "7002", "7003", "9464"):
-        assert f"127.0.0.1:{port}" in script
-        script = script.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
-    head = "set -euo pipefail\ntrap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT\n"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DARKNIGHT_")}
-    (own := folder / "bin").mkdir()
-    paths = (warm.command(own), Path(sys.executable).parent, environment["PATH"])
-    environment["PATH"] = os.pathsep.join(map(str, paths))
-    # The output goes to a file: a worker that stayed behind would keep a pipe open, and hold up the test.
-    with (folder / "said.txt").open("w+") as said:
-        done = subprocess.run(
-            ["bash", "-c", head + script],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-        )
-    text = (folder / "said.txt").read_text()
-    return subprocess.CompletedProcess(done.args, done.returncode, text), folder
+    return walked(PAGE, folder, ports=("7001", "7002", "7003", "9464")), folder
 
 
 def test_the_commands_run_as_written(walk):
@@ -72,7 +45,7 @@ def test_the_attack_is_one_and_is_said_so(walk):
     assert "HOSTILE" not in (folder / "south.txt").read_text()
     (evidence,) = json.loads((folder / "attacked" / "summary.json").read_text())["private"]["integrity"]["blamed"]
     said = "{worker} is out: {finding} (layer {layer}, call {call}, {kind})".format(**evidence)
-    (shown,) = [block for block in blocks("text") if "is out" in block]
+    (shown,) = [block for block in blocks(PAGE, "text") if "is out" in block]
     assert re.sub(r"\d+", "N", said) == re.sub(r"\d+", "N", shown.strip())
     assert "is out: a wrong answer" in done.stdout
 
@@ -84,7 +57,7 @@ def test_every_attack_of_the_table_is_one_and_none_is_missing():
 
 def test_what_a_worker_prints_is_what_the_page_shows(walk):
     _, folder = walk
-    (shown,) = [block for block in blocks("text") if "listening" in block]
+    (shown,) = [block for block in blocks(PAGE, "text") if "listening" in block]
     printed = (folder / "south.txt").read_text()
     for line in shown.splitlines():
         words = line.split()[0] if line.startswith("  ") else line
@@ -98,7 +71,7 @@ def test_what_a_worker_prints_is_what_the_page_shows(walk):
 
 
 def test_every_flag_of_a_worker_exists():
-    text = "\n".join(blocks("sh") + blocks("console")).replace("\\\n", " ")
+    text = "\n".join(blocks(PAGE, "sh") + blocks(PAGE, "console")).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if re.search(r"darknight[. ]worker --", line)]
     used = {flag for line in lines for flag in re.findall(r" (--[a-z-]+)", line)}
     used |= set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--help"}
