@@ -224,6 +224,11 @@ def address() -> str:
     return _address
 
 
+def own_process() -> int | None:
+    """The number of the process to fork from, if there is one: it stays when the processes of a test have ended."""
+    return None if _server is None else _server.pid
+
+
 def _end(server: subprocess.Popen[bytes]) -> None:
     server.communicate()  # closes its standard input
 

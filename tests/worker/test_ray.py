@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import warm
 from darknight.errors import OpError, UsageError
 from darknight.ops import BilinearOp, Conv, Linear
 from darknight.types import BackwardTask, Expected, ForwardTask, Pass, Weights
@@ -54,7 +55,7 @@ def engine() -> Iterator[RayEngine]:
     try:
         yield found
     finally:
-        processes = descendants(os.getpid())
+        processes = descendants(os.getpid(), without=warm.own_process())
         found.close()
         found.close()
         op, feature, w_shape = LAYERS["linear"]
@@ -76,12 +77,13 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def descendants(pid: int) -> list[int]:
+def descendants(pid: int, without: int | None = None) -> list[int]:
     try:
         tasks = [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
         children = [int(c) for t in tasks for c in Path(f"/proc/{pid}/task/{t}/children").read_text().split()]
     except FileNotFoundError:
         return []
+    children = [child for child in children if child != without]
     return children + [further for child in children for further in descendants(child)]
 
 
