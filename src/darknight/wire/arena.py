@@ -20,7 +20,7 @@ from torch import Tensor
 from darknight.wire.link import LinkClosed
 from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, empty_out, view
 
-IDLE = 30.0  # seconds after which a segment that is wholly free is given back: the next step needs it again, warm
+IDLE = 300.0  # seconds after which a segment that is wholly free is given back: the next step, if slow, needs it warm
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
