@@ -58,6 +58,10 @@ class Outcome:
         """The root of the mean square of the error, in spreads."""
         return float(self._error(kind).square().mean().sqrt()) / self.spread[kind]
 
+    def part_off(self, kind: Pass) -> float:
+        """The largest error, as a part of the largest element."""
+        return float(self._error(kind).abs().max()) / float(self.expected[kind].abs().max())
+
     def _error(self, kind: Pass) -> Tensor:
         return self.found[kind].to(torch.float64) - self.expected[kind]
 
