@@ -343,13 +343,17 @@ INLINE void quantise(const float *x, const uint32_t *words, int64_t n, float sca
         nearest(q, x, n, scale);
 }
 
-/* Whether x would be quantised to q, and what darknight_largest says of it; -1 if not, from the first tile that differs. */
+/* Whether x would be quantised to q, and what darknight_largest says of it; -1 if not, from the first tile that differs.
+ * Nobody has looked at x before: what is no int32, or no number, differs. */
 INLINE int32_t unchanged(const float *x, int64_t n, float scale, const int32_t *restrict q) {
     int32_t tile[TILE], most = 0;
     for (int64_t start = 0; start < n; start += TILE) {
         const int64_t some = n - start < TILE ? n - start : TILE;
         const int32_t found = largest(x + start, some);
         int32_t differ = 0;
+        float magnitude;
+        memcpy(&magnitude, &found, sizeof magnitude);
+        if (!(magnitude * scale < 0x1p31f)) return -1;
         nearest(tile, x + start, some, scale);
         for (int64_t i = 0; i < some; i++) differ |= tile[i] ^ q[start + i];
         if (differ) return -1;
