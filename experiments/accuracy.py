@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from recording import Recording, cifar_slice, digits_slice, run_or_explain
-from settings import FIELD, MODELS, TRAINING, WORDS, chosen, recipe_of, training_parser
+from settings import FIELD, MODELS, TRAINING, chosen, recipe_of, scale_of, training_parser
 from torch import nn
 
 import darknight as dk
@@ -45,28 +45,11 @@ def main() -> None:
     data = (digits_slice if flags.quick else cifar_slice)(flags.examples, flags.test_examples)
     models, settings = chosen(flags.model, MODELS, "model"), chosen(flags.setting, TRAINING, "setting")
     recipe = recipe_of(flags)
-    run = Recording(
-        "accuracy", flags.out, scale=scale(data, recipe), planned=[f"{m}/{s}" for s in settings for m in models]
-    )
+    scale = {**scale_of(data, recipe), "learning_rate": recipe.learning_rate, "schedule": recipe.schedule}
+    run = Recording("accuracy", flags.out, scale=scale, planned=[f"{m}/{s}" for s in settings for m in models])
     for name in run.missing:
         model, setting = name.split("/", 1)
         run.add(name, trained(model, setting, data, recipe, flags, run))
-
-
-def scale(data: Dataset, recipe: Recipe) -> dict[str, Any]:
-    return {
-        "data": data.name,
-        "train_examples": len(data.train),
-        "test_examples": len(data.test),
-        "image": list(data.shape),
-        "classes": data.classes,
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "learning_rate": recipe.learning_rate,
-        "schedule": recipe.schedule,
-        "seed": recipe.seed,
-        "schemes": WORDS,
-    }
 
 
 class Told:

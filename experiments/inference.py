@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from recording import Recording, cifar_slice, digits_slice, run_or_explain
-from settings import FIELD, MODELS, TABLE_2, WORDS, Noise, chosen, recipe_of, training_parser
+from settings import FIELD, MODELS, TABLE_2, Noise, chosen, recipe_of, scale_of, training_parser
 from torch import Tensor, nn
 
 import darknight as dk
@@ -47,7 +47,7 @@ def main() -> None:
     models, settings = chosen(flags.model, MODELS, "model"), chosen(flags.setting, TABLE_2, "setting")
     recipe = recipe_of(flags)
     run = Recording(
-        "inference", flags.out, scale=scale(data, recipe), planned=[f"{m}/{s}" for m in models for s in settings]
+        "inference", flags.out, scale=scale_of(data, recipe), planned=[f"{m}/{s}" for m in models for s in settings]
     )
     work = flags.out.with_name(f"{flags.out.name}.work")
     for model in models:
@@ -58,20 +58,6 @@ def main() -> None:
             for name in missing:
                 run.add(name, measured(model, name.partition("/")[2], network, plain, data))
             shutil.rmtree(work / model, ignore_errors=True)
-
-
-def scale(data: Dataset, recipe: Recipe) -> dict[str, Any]:
-    return {
-        "data": data.name,
-        "train_examples": len(data.train),
-        "test_examples": len(data.test),
-        "image": list(data.shape),
-        "classes": data.classes,
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "seed": recipe.seed,
-        "schemes": WORDS,
-    }
 
 
 def trained(model: str, data: Dataset, recipe: Recipe, folder: Path, run: Recording) -> nn.Module:

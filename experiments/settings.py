@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import darknight as dk
+from darknight.data import Dataset
 from darknight.train import Recipe
 
 FIELD = dk.Scheme(inputs=4, colluders=1)
@@ -97,3 +98,18 @@ def chosen(given: list[str] | None, known: Any, what: str) -> list[str]:
     if unknown:
         raise dk.errors.UsageError(f"unknown {what} {unknown[0]!r}; use one of {', '.join(known)}.")
     return [name for name in known if not given or name in given]
+
+
+def scale_of(data: Dataset, recipe: Recipe) -> dict[str, Any]:
+    """What a file says of how much was trained on what."""
+    return {
+        "data": data.name,
+        "train_examples": len(data.train),
+        "test_examples": len(data.test),
+        "image": list(data.shape),
+        "classes": data.classes,
+        "epochs": recipe.epochs,
+        "batch_size": recipe.batch_size,
+        "seed": recipe.seed,
+        "schemes": WORDS,
+    }
