@@ -8,17 +8,18 @@ def library(name: str, *flags: str) -> Extension:
     return Extension(
         f"darknight.kernels._{name}",
         sources=[f"src/darknight/kernels/{name}.c"],
-        depends=["setup.py"],
+        depends=["setup.py", *(f"src/darknight/kernels/{header}.h" for header in ("field", "residues"))],
         extra_compile_args=["-O3", "-fopenmp-simd", *flags],
         optional=True,
     )
 
 
-# Nobody looks at floating-point exceptions. In field.c a product is rounded before it is added to, as in torch; in
-# residues.c everything is exact.
+# Nobody looks at floating-point exceptions. In field.c and layers.c a product is rounded before it is added to, as in
+# torch; in residues.c and unmasking.c all sums are exact.
 setup(
     ext_modules=[
         library("residues", "-fno-math-errno", "-fno-trapping-math"),
+        library("unmasking", "-fno-math-errno", "-fno-trapping-math"),
         library("layers", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     ]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from darknight.coding import PRIME_25, PRIME_28, WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
-from darknight.integrity import freivalds, verified_forward, verified_grad_input, verified_grad_weight
-from darknight.integrity.freivalds import FURTHER, PLAN, Repetitions, soundness
+from darknight.integrity import vectors, verified_forward, verified_grad_input, verified_grad_weight
+from darknight.integrity.vectors import FURTHER, PLAN, Repetitions, soundness
 from darknight.integrity.weighing import Moduli, Vector
 from darknight.kernels import reference, residues
 from darknight.ops import Conv, Linear, field
@@ -357,9 +357,9 @@ def test_the_longest_sums_are_exact(case: Case, kind: Pass, randomness: Randomne
         ):
             call = Call(case, kind, prime, *(size.to(torch.int64) for size in sizes))
             result = modular_result(call)
-            for draw in (freivalds._entries, lowest_entries):
+            for draw in (vectors._entries, lowest_entries):
                 with monkeypatch.context() as patch:
-                    patch.setattr(freivalds, "_entries", draw)
+                    patch.setattr(vectors, "_entries", draw)
                     # The integers are far beyond the field: modulo the witness they are wrong.
                     assert refused(call, result, randomness.fresh(), wraps=True) is None
                     assert isinstance(refused(call, result, randomness.fresh()), RangeError)
@@ -398,7 +398,7 @@ def test_many_rows_are_checked_exactly_and_soundly(prime: int, rows: int, kind: 
 def test_vectors_are_spread_over_all_their_values(randomness: Randomness):
     lengths, widths = (20_000, 10_000, 5_000), PLAN.widths
     for vector, length, bits in zip(
-        freivalds._entries(randomness.fresh(), 2, lengths, widths), lengths, widths, strict=True
+        vectors._entries(randomness.fresh(), 2, lengths, widths), lengths, widths, strict=True
     ):
         half, drawn = 2 ** (bits - 1), vector.entries
         assert vector.bits == bits
@@ -428,7 +428,7 @@ def test_no_lie_passes_and_no_truth_fails_in_many_calls(case: Case, kind: Pass, 
 @every_pass
 def test_vectors_of_two_bits_let_lies_pass_so_the_count_above_can_fail(case, kind: Pass, randomness, monkeypatch):
     weak = Repetitions(1, 2)
-    monkeypatch.setattr(freivalds, "PLAN", weak)
+    monkeypatch.setattr(vectors, "PLAN", weak)
     count, call = 500, call_in_range(case, kind, PRIME_25)
     result = call.result
     accepted = sum(passes(call, tampered(result, trial), randomness) for trial in range(count))
@@ -454,8 +454,8 @@ def passes(call: Call, result: Tensor, randomness: Randomness) -> bool:
 @every_pass
 def test_a_further_check_is_the_same_check_with_a_repetition_more(case: Case, kind: Pass, randomness, monkeypatch):
     counts = []
-    draw = freivalds._entries
-    monkeypatch.setattr(freivalds, "_entries", lambda *given: (counts.append(given[1]), draw(*given))[1])
+    draw = vectors._entries
+    monkeypatch.setattr(vectors, "_entries", lambda *given: (counts.append(given[1]), draw(*given))[1])
     call = call_in_range(case, kind, PRIME_28)
     for wraps in (False, True):
         call.verified(call.result, randomness.fresh(), wraps, further=True)
@@ -470,13 +470,13 @@ def test_a_further_check_is_the_same_check_with_a_repetition_more(case: Case, ki
 @every_pass
 def test_every_call_draws_new_vectors(case: Case, kind: Pass, randomness: Randomness, monkeypatch):
     drawn: list[Vector] = []
-    draw = freivalds._entries
+    draw = vectors._entries
 
     def recorded(*arguments) -> list[Vector]:
         drawn.extend(draw(*arguments))
         return drawn[-len(arguments[2]) :]
 
-    monkeypatch.setattr(freivalds, "_entries", recorded)
+    monkeypatch.setattr(vectors, "_entries", recorded)
     call = call_in_range(case, kind, PRIME_25)
     stream = randomness.fresh()
     for source in (stream, stream, randomness.fresh()):  # the same stream goes on; it does not start again
@@ -492,7 +492,7 @@ def test_a_lie_made_for_known_vectors_passes_so_they_must_be_secret(case, kind: 
     # Whoever knows the weights 2 and -3 of two channels can add 3 to the one and 2 to the other.
     known = torch.tensor([2.0, -3.0], dtype=torch.float64).repeat(10)
     monkeypatch.setattr(
-        freivalds,
+        vectors,
         "_entries",
         lambda _, count, lengths, widths: [Vector(known[:length].repeat(count, 1), 22) for length in lengths],
     )

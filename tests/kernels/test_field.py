@@ -128,10 +128,15 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
             if run == "compiled":
                 ranges = [(-(2**bits), 2**bits)] * inputs + [(0, prime - 1)] * noises
                 form = Form(tuple(map(tuple, matrix)), tuple(ranges), prime, False)
-                found = compiled_field.encode(library, form, values, 2.0 ** (bits - 2), words, inputs, noise, outs)
+                found = torch.full(values.shape, -7, dtype=torch.int32)
+                given = (library, form, values, 2.0 ** (bits - 2), words, inputs, noise)
+                assert compiled_field.encode(*given, outs, found)
+                alone = [None if out is None else torch.empty_like(out) for out in outs]
+                assert compiled_field.encode(*given, alone, None)  # nobody wants the quantised values
+                for out, other in zip(outs, alone, strict=True):
+                    assert out is other is None or torch.equal(out, other)
             else:
                 found = reference.encode(values, bits - 2, words, matrix, noise, prime, inputs=inputs, outs=outs)
-            assert found is not None
             results.append([found, *(out for out in outs if out is not None)])
         for made, expected in zip(*results, strict=True):
             assert torch.equal(made, expected), (trial, inputs, noises, examples, length)
@@ -148,7 +153,8 @@ def test_what_goes_past_the_cache_is_the_same(library, start):
     memory = [torch.full((start + 2 * length + 1,), -7, dtype=torch.int32) for _ in matrix]
     outs = [each[start:-1].view(2, length) for each in memory]
     form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
-    found = compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs)
+    found = torch.empty(5, length, dtype=torch.int32)
+    assert compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs, found)
     expected = [torch.empty(2, length, dtype=torch.int32) for _ in matrix]
     assert torch.equal(found, reference.encode(values, 8, words, matrix, noise, prime, inputs=inputs, outs=expected))
     for out, wanted, each in zip(outs, expected, memory, strict=True):
@@ -249,7 +255,7 @@ def test_threads_do_not_disturb_each_other(library):
 
     def run(_: int) -> list[Tensor]:
         outs = [torch.empty(2, 5000, dtype=torch.int32) for _ in matrix]
-        compiled_field.encode(library, form, values, 64.0, None, 3, noise, outs)
+        compiled_field.encode(library, form, values, 64.0, None, 3, noise, outs, None)
         return outs
 
     with ThreadPoolExecutor(4) as pool:
@@ -305,7 +311,9 @@ def test_other_encodings_never_reach_the_library():
         (values, 1.0, None, 1, noise, [out, out]),
         (values[:0], 1.0, None, 1, noise, [out]),
     ):
-        assert compiled_field.encode(NEVER, form, *wrong) is None
+        assert not compiled_field.encode(NEVER, form, *wrong, torch.zeros(3, 5, dtype=torch.int32))
+    many = Form(((1,) * 10,), ((-3, 3),) * 10, PRIMES[1], False)  # more inputs than are kept unwritten
+    assert not compiled_field.encode(NEVER, many, values, 1.0, None, 9, noise[:, :1], [out[:1]], None)
 
 
 def test_without_the_library_the_reference_does_everything(monkeypatch):
@@ -353,6 +361,10 @@ for kind in ("", "plain_"):
         what = ctypes.byref(form.structure())
         library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n)
         library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n)
+        library.encode(what, x, None, examples, 3, 64.0, None, noise, outs, groups, n)
+        weights = at_the_end(4 * min(n, 1024))
+        library.checksum(q, None, 1.0, examples, n, weights)
+        library.checksum(None, x, 64.0, examples, n, weights)
         form = Form(matrix, ((0, prime - 1),) * 4, prime, True)
         sources = (_POINTER * 4)(*(at_the_end(share) for _ in range(4)))
         floats = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
@@ -409,9 +421,12 @@ def test_moments_are_what_they_say():
 def test_checksums_agree_with_the_reference(library, shape):
     torch.manual_seed(0)
     values = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
-    found = compiled_field.checksum(library, values, masking._weights())
+    found = compiled_field.checksum(library, values, None, masking._weights())
     assert found == reference.checksum(values)
     assert 0 <= found < 2**64
+    floats = torch.randn(shape)
+    rounded = compiled_field.checksum(library, floats, 9, masking._weights())
+    assert rounded == reference.checksum(reference.quantise_nearest(floats, 9))
 
 
 def test_a_checksum_notices_values_that_change_or_change_places():

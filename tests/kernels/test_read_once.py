@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from darknight.kernels import compiled_field, reference
+from darknight.kernels import compiled_field, compiled_unmasking, reference
 from darknight.kernels.compiled_field import Form
 from kernels.test_field import PRIMES, built
 
@@ -22,6 +22,36 @@ def compiled(kind):
     return run
 
 
+def weighing(kind):
+    """Which gives floats alone: the integers are theirs."""
+
+    def run(sources, out, floats):
+        form = Form(tuple(map(tuple, MATRIX)), ((0, PRIME - 1),) * len(sources), PRIME, True)
+        rows, groups = len(MATRIX), len(sources[0])
+        one_by_one = torch.empty(rows * groups, *sources[0].shape[1:])
+        function = compiled_unmasking.chosen(kind)
+        if function is None:
+            pytest.skip("nothing was compiled")
+        how = compiled_unmasking.Weighing(
+            channels=torch.ones(2, 1, dtype=torch.float64),
+            rows=torch.ones(2, rows * groups, dtype=torch.float64),
+            positions=sources[0][0].numel(),
+            primes=(PRIME,),
+            longest=8,
+            often=8,
+        )
+        outside, sums = compiled_unmasking.unmask(function, form, sources, one_by_one, 0.25, how)
+        floats.copy_(one_by_one.view(groups, rows, -1).transpose(0, 1))
+        out.copy_(floats * 4)
+        if not outside:  # what is weighed is what is given
+            total = out.to(torch.int64).sum((0, 1)).view(-1)
+            half = PRIME // 2
+            assert torch.equal(sums[0, 0].to(torch.int64), (total + half).remainder(PRIME) - half)
+        return outside
+
+    return run
+
+
 def by_reference(sources, out, floats):
     return reference.unmask(MATRIX, sources, PRIME, 2, out=out, floats=floats)
 
@@ -33,17 +63,25 @@ def naive(sources, out, floats):
     return outside
 
 
-HONEST = {"reference": by_reference, "compiled": compiled(""), "plain": compiled("plain_")}
+HONEST = {
+    "reference": by_reference,
+    "compiled": compiled(""),
+    "plain": compiled("plain_"),
+    "weighed": weighing(""),
+    "weighed plain": weighing("plain_"),
+}
 UNMASK = pytest.mark.parametrize("unmask", HONEST.values(), ids=HONEST)
+INTEGERS = [name for name in HONEST if not name.startswith("weighed")]
 
 
 def room(shape):
     return torch.empty(len(MATRIX), *shape, dtype=torch.int32), torch.empty(len(MATRIX), *shape)
 
 
-@UNMASK
+@pytest.mark.parametrize("name", INTEGERS)  # of the others, tests/kernels/test_unmasking.py says so
 @pytest.mark.parametrize("shape", [(1, 7), (2, 1025), (3, 50_001)])
-def test_residues_are_decoded_as_ever(unmask, shape):
+def test_residues_are_decoded_as_ever(name, shape):
+    unmask = HONEST[name]
     torch.manual_seed(0)
     sources = [torch.randint(0, PRIME, shape, dtype=torch.int32) for _ in range(3)]
     out, floats = room(shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import UsageError
-from darknight.kernels import compiled, compiled_residues, reference_residues, residues
+from darknight.kernels import compiled, compiled_residues, reference, reference_residues, residues
 from darknight.kernels.compiled_residues import Library
 
 MODULI = [(2**28 - 57, 2**28 - 89), (2**25 - 39,), (2**25 - 39, 2**25 - 49), (1_048_573,)]
@@ -141,6 +141,15 @@ def try_weigh(library: Library, generator: random.Random) -> None:
         (tuple(values.shape), values.stride(), reps, options, primes),
     )
     assert torch.equal(values, before)
+    exponent = generator.choice([-3, 0, 7])
+    floats = torch.empty_like(values, dtype=torch.float32).copy_(values).mul_(2.0**-exponent * 1.0001)
+    floats[floats.abs() * 2.0**exponent > max(primes) // 2] = 0.5 * 2.0**-exponent  # a tie
+    both(
+        compiled_residues.weigh(library, floats, vectors, primes, exponent=exponent, **options),
+        residues.weigh(floats.double().mul(2.0**exponent).round().int(), vectors, primes, **options),
+        exact_weigh(reference.quantise_nearest(floats, exponent), vectors, primes, groups, period),
+        (tuple(values.shape), values.stride(), reps, options, primes, exponent),
+    )
 
 
 def try_weigh_rows(library: Library, generator: random.Random) -> None:
@@ -320,7 +329,7 @@ def at_the_end(nbytes):  # memory whose next byte cannot be touched
     return start + pages * PAGE - nbytes
 
 
-beyond, primes = int(sys.argv[1]), compiled_residues._array((2**28 - 57, 2**28 - 89))
+beyond, primes = int(sys.argv[1]), compiled_residues.array_of((2**28 - 57, 2**28 - 89))
 for kind in sys.argv[2:]:
     library = compiled_residues.Library.loaded("" if kind == "chosen" else kind)
     for outer, groups, length, columns, reps, longest in (
@@ -329,8 +338,10 @@ for kind in sys.argv[2:]:
         rows = groups * length
         x, v = at_the_end(4 * outer * rows * columns), at_the_end(8 * reps * rows)
         out = at_the_end(8 * outer * groups * reps * columns)
-        what = compiled_residues._Weighing(x + beyond, outer, rows * columns, groups, length, columns, columns, v, reps,
-                                           outer, longest, primes, 2, None, 0, out)
+        what = compiled_residues._Weighing(x + beyond, None, 1.0, outer, rows * columns, groups, length, columns,
+                                           columns, v, reps, outer, longest, primes, 2, None, 0, out)
+        library.weigh(ctypes.byref(what))
+        what.x, what.values, what.factor = None, x, 64.0
         library.weigh(ctypes.byref(what))
     for n, inner, m in ((7, 7, 3), (14, 14, 3), (56, 56, 3), (9, 1, 2), (3, 1030, 1), (5, 16, 2)):
         x, w, out = at_the_end(8 * 2 * 3 * n * inner), at_the_end(8 * 2 * m * n), at_the_end(8 * 2 * 3 * m * inner)

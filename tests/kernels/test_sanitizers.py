@@ -31,8 +31,8 @@ def loaded(name, symbol, arguments, result=None):
 
 
 compiled.loaded = loaded
-from darknight.kernels import compiled_residues
-from kernels import test_field, test_layers, test_residues
+from darknight.kernels import compiled_residues, compiled_unmasking
+from kernels import test_field, test_layers, test_residues, test_unmasking
 
 if sys.argv[2] == "broken":
     library = Library.loaded()
@@ -51,6 +51,8 @@ for kind in ("", "plain_"):
     test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
     test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
     test_residues.try_everything(compiled_residues.Library.loaded(kind))
+    for positions in test_unmasking.POSITIONS:
+        test_unmasking.test_it_is_what_unmasking_and_weighing_give(compiled_unmasking.chosen(kind), positions, False)
 for shape in test_layers.SHAPES:
     test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
 for window, size in test_layers.WINDOWS:
@@ -69,7 +71,7 @@ def test_no_sanitizer_complains(tmp_path: Path):
         pytest.skip("this compiler has no AddressSanitizer")
     flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-    for name in ("field", "layers", "residues"):
+    for name in ("field", "layers", "residues", "unmasking"):
         command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {

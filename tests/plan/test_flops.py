@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from darknight.integrity.freivalds import PLAN
+from darknight.integrity.vectors import PLAN
 from darknight.ops import either
 from darknight.plan import Candidate, flops
 from darknight.plan.flops import enclave_flops, worker_flops

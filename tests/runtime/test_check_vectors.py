@@ -15,7 +15,7 @@ import darknight as dk
 from darknight.fleet import Fleet
 from darknight.integrity import blame
 from darknight.integrity import real as real_checks
-from darknight.integrity.freivalds import PLAN, Vectors, soundness
+from darknight.integrity.vectors import PLAN, Vectors, soundness
 from darknight.randomness import Randomness, Stream
 from darknight.runtime import masked_field, masked_real
 from darknight.types import Pass
@@ -32,6 +32,7 @@ SCHEMES = {
 }
 Broken = Callable[[Randomness, "Watch"], Callable[[Stream], Stream]]
 CHECKS = ("verified_forward", "verified_grad_input", "verified_grad_weight")
+WEIGHED = {"agree_forward": "verified_forward", "agree_grad_input": "verified_grad_input"}
 
 
 @dataclass
@@ -112,6 +113,7 @@ def watched() -> Iterator[Watch]:
         for name in CHECKS:
             noting("check", masked_field, name, among)
             noting("check", real_checks, name, among)  # which blame makes use of too
+        noting("check", masked_field, "weighing_for", among)  # of results that are weighed while they are decoded
         noting("check", blame, "right_in_field", among)
         yield watch
 
@@ -151,7 +153,9 @@ def test_no_worker_can_know_the_vectors_of_a_check(label, kind, monkeypatch):
 # --- and the test can fail --------------------------------------------------------------------------------------------
 def replace_streams(patch: pytest.MonkeyPatch, another: Callable[[Stream], Stream]) -> None:
     """The runtime hands over `another` stream than it should."""
-    for runtime, name in [(masked_field, name) for name in CHECKS] + [(masked_real.checks, name) for name in CHECKS]:
+    for runtime, name in [(masked_field, name) for name in (*CHECKS, "weighing_for")] + [
+        (masked_real.checks, name) for name in CHECKS
+    ]:
         noted = getattr(runtime, name)
 
         def wrong(*arguments, noted=noted, **options):
@@ -214,8 +218,19 @@ def counted() -> Iterator[dict[object, list[int]]]:
 
         patch.setattr(holder, name, wrapped)
 
+    def agreeing(name: str, as_if: str) -> None:
+        original = getattr(masked_field, name)
+
+        def wrapped(op, weighed, *arguments):
+            checks[as_if, op].append(len(weighed.vectors.u))
+            return original(op, weighed, *arguments)
+
+        patch.setattr(masked_field, name, wrapped)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vectors, "drawn", noted)
+        for name, as_if in WEIGHED.items():
+            agreeing(name, as_if)
         for name in CHECKS:
             counting(masked_field, name, lambda op, *_, name=name: (name, op))
         counting(blame, "right_in_field", lambda *_: "blame")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from darknight.coding.batches import group_count, joined
 from darknight.coding.code import Code, Mixing, decoder, same_shape
-from darknight.kernels import are_residues, combine, unmask
+from darknight.kernels import Weighing, are_residues, combine, unmask, unmask_weighed
 from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Stream, uniform_below
 
@@ -51,11 +51,12 @@ def encode_values(
     prime: int,
     stream: Stream,
     outs: Sequence[Tensor] | None = None,
-) -> tuple[Sequence[Tensor], Tensor]:
+    keep: bool = True,
+) -> tuple[Sequence[Tensor], Tensor | None]:
     """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
 
     words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. outs: where the shares
-    go, by worker.
+    go, by worker. Unless `keep`, the quantised values may be left out.
     """
     shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
     places = [torch.empty(shape, dtype=torch.int32) for _ in mixing.data] if outs is None else outs
@@ -69,6 +70,7 @@ def encode_values(
         inputs=mixing.inputs,
         largest=largest,
         outs=places,
+        keep=keep,
     )
     return places, quantised
 
@@ -93,12 +95,34 @@ def decode_values(
     floats = torch.empty(results.shape[0] * results.shape[1], *results.shape[2:], dtype=torch.float32)
     groups = floats.view(results.shape).transpose(0, 1)
     outside = unmask(matrix, answers, prime, exponent, out=results.transpose(0, 1), floats=groups)
-    unused = [row for row in replies if row not in rows and not are_residues(replies[row], prime)]
-    if outside or unused:
-        raise NotResidues([*(rows[place] for place in outside), *unused])
+    _refuse_outside(rows, outside, replies, prime)
     if examples < len(floats):
         floats = floats.new_empty(0).set_(floats.untyped_storage(), 0, (examples, *floats.shape[1:]), floats.stride())
     return joined(results, examples), floats
+
+
+def decode_weighed(
+    mixing: Mixing, replies: Mapping[int, Tensor], prime: int, exponent: int, examples: int, weighing: Weighing
+) -> tuple[Tensor, Tensor] | None:
+    """The floats alone, and what the check needs of the integers (`kernels.unmask_weighed`), which are not written.
+
+    None where nothing was compiled for it: decode, and weigh then.
+    """
+    rows, matrix = decoder(mixing, prime, replies)
+    answers = [replies[row] for row in rows]
+    floats = torch.empty(examples, *same_shape(answers).shape[1:], dtype=torch.float32)
+    found = unmask_weighed(_integers(matrix), answers, prime, exponent, floats=floats, weighing=weighing)
+    if found is None:
+        return None
+    _refuse_outside(rows, found[0], replies, prime)
+    return floats, found[1]
+
+
+def _refuse_outside(rows: Sequence[int], outside: Sequence[int], replies: Mapping[int, Tensor], prime: int) -> None:
+    """outside: the places among the rows that decode. Answers that were not needed are looked at too."""
+    unused = [row for row in replies if row not in rows and not are_residues(replies[row], prime)]
+    if outside or unused:
+        raise NotResidues([*(rows[place] for place in outside), *unused])
 
 
 def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:

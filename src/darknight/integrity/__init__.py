@@ -1,12 +1,37 @@
 """Checks of what workers return. A check raises or gives back the verified result; it never returns a verdict.
 
-The three functions are Freivalds' check in the field. `real` has the same for Real arithmetic, and how large an honest
-error is; `parity` compares redundant answers, in both. `blame` is no check: it says whose answer is
-wrong, when one is.
+Freivalds' check in the field: `verified_*` of integers, `agree_*` of results that were weighed while they were decoded,
+as `weighing_for` says. `real` has the same for Real arithmetic, and how large an honest error is; `parity` compares
+redundant answers, in both. `blame` is no check: it says whose answer is wrong, when one is.
 """
 
 from darknight.integrity import blame, parity, real
 from darknight.integrity.blame import Given
-from darknight.integrity.freivalds import verified_forward, verified_grad_input, verified_grad_weight
+from darknight.integrity.freivalds import (
+    Weighed,
+    agree_forward,
+    agree_grad_input,
+    verified_forward,
+    verified_grad_input,
+    verified_grad_weight,
+    weighed_as,
+    weighing_for,
+)
+from darknight.integrity.weighing import Integers, Rounded
 
-__all__ = ["Given", "blame", "parity", "real", "verified_forward", "verified_grad_input", "verified_grad_weight"]
+__all__ = [
+    "Given",
+    "Integers",
+    "Rounded",
+    "Weighed",
+    "agree_forward",
+    "agree_grad_input",
+    "blame",
+    "parity",
+    "real",
+    "verified_forward",
+    "verified_grad_input",
+    "verified_grad_weight",
+    "weighed_as",
+    "weighing_for",
+]

@@ -26,16 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from math import log2, prod
+from math import prod
 
 import torch
 from torch import Tensor
 
 from darknight.coding import WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
+from darknight.integrity.vectors import Vectors
 from darknight.integrity.weighing import (
+    Integers,
     Moduli,
+    Rounded,
     Vector,
     inner_product,
     inner_product_of_rows,
@@ -46,11 +48,13 @@ from darknight.integrity.weighing import (
     over_rows,
     over_taps,
     over_weights,
+    parts_of,
     total,
 )
+from darknight.kernels import Weighing
 from darknight.ops import BilinearOp
 from darknight.ops.op import Shape
-from darknight.randomness import Stream, uniform_below
+from darknight.randomness import Stream
 from darknight.types import Pass
 
 _IN_CACHE = 1 << 18  # residues of a step that are read several times
@@ -59,7 +63,7 @@ _IN_CACHE = 1 << 18  # residues of a step that are read several times
 def verified_forward(
     op: BilinearOp,
     y: Tensor,
-    x: Tensor,
+    x: Integers,
     w: Tensor,
     prime: int,
     stream: Stream,
@@ -72,17 +76,22 @@ def verified_forward(
     wraps: the operands are centred residues, as of a share, and so is the result: it is checked modulo the prime alone.
     further: not the first check in this pass of a layer call.
     """
-    w_shape = tuple(w.shape)
-    _expect_result(y, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
-    rows, moduli = op.rows(y), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, op.channels(w_shape)[0], rows.shape[0], tuple(rows.shape[2:]), further)
-    found = over_positions(over_both(rows, vectors.u, vectors.v, moduli), vectors.positions, moduli)
+    _expect_result(y, op.output_shape(tuple(x.shape), tuple(w.shape)), Pass.FORWARD)
+    weighed = _weighed(op, y, prime, stream, wraps=wraps, further=further)
+    agree_forward(op, weighed, x, w, prime, wraps=wraps)
+    return y
+
+
+def agree_forward(op: BilinearOp, y: Weighed, x: Integers, w: Tensor, prime: int, *, wraps: bool = False) -> None:
+    """The same of a result that was weighed before: raises if it is not <w, x>."""
+    w_shape, vectors, moduli = tuple(w.shape), y.vectors, Moduli(_moduli(prime, wraps))
+    _expect_shape(y.shape, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
+    found = over_positions(y.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 0, moduli)
-    op, x = op.trimmed(x, w_shape)
-    inputs = over_rows(op.rows(x), vectors.v, moduli)
+    op, x = _trimmed(op, x, w_shape)
+    inputs = over_rows(_rows(op, x), vectors.v, moduli)
     positions = op.forward_positions(vectors.entries_of_positions, tuple(x.shape), w_shape)
     _compare(Pass.FORWARD, found, _met(weights, inputs, positions, moduli))
-    return y
 
 
 def verified_grad_input(
@@ -98,23 +107,27 @@ def verified_grad_input(
     further: bool = False,
 ) -> Tensor:
     """gx, if it is <w, delta>^T: centred integers gx of x_shape, quantised delta and w."""
-    w_shape = tuple(w.shape)
     _expect_result(gx, x_shape, Pass.GRAD_INPUT)
-    _expect(delta, op.output_shape(x_shape, w_shape), Pass.GRAD_INPUT)
-    rows, moduli = op.rows(gx), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, op.channels(w_shape)[1], rows.shape[0], tuple(rows.shape[2:]), further)
-    found = over_positions(over_both(rows, vectors.u, vectors.v, moduli), vectors.positions, moduli)
+    weighed = _weighed(op, gx, prime, stream, wraps=wraps, further=further)
+    agree_grad_input(op, weighed, delta, w, prime, wraps=wraps)
+    return gx
+
+
+def agree_grad_input(op: BilinearOp, gx: Weighed, delta: Tensor, w: Tensor, prime: int, *, wraps: bool = False) -> None:
+    """The same of a result that was weighed before: raises if it is not <w, delta>^T."""
+    w_shape, vectors, moduli = tuple(w.shape), gx.vectors, Moduli(_moduli(prime, wraps))
+    _expect_shape(tuple(delta.shape), op.output_shape(gx.shape, w_shape), Pass.GRAD_INPUT)
+    found = over_positions(gx.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 1, moduli)
     deltas = over_rows(op.rows(delta), vectors.v, moduli)
-    positions = op.grad_input_positions(vectors.entries_of_positions, x_shape, w_shape)
+    positions = op.grad_input_positions(vectors.entries_of_positions, gx.shape, w_shape)
     _compare(Pass.GRAD_INPUT, found, _met(weights, deltas, positions, moduli))
-    return gx
 
 
 def verified_grad_weight(
     op: BilinearOp,
     gw: Tensor,
-    x: Tensor,
+    x: Integers,
     delta: Tensor,
     w_shape: Shape,
     prime: int,
@@ -125,93 +138,66 @@ def verified_grad_weight(
 ) -> Tensor:
     """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
     _expect_result(gw, w_shape, Pass.GRAD_WEIGHT)
-    _expect(delta, op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
+    _expect_shape(tuple(delta.shape), op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
     (outs, ins), moduli = op.channels(w_shape), Moduli(_moduli(prime, wraps))
     vectors = Vectors.drawn(stream, outs, ins, w_shape[2:], further)
     found = _weighed_gradient(over_weights(op, gw, vectors.u, 0, moduli), vectors, op.groups, moduli)
-    _compare(Pass.GRAD_WEIGHT, found, _met_gradient(*op.trimmed(x, w_shape), delta, vectors, moduli))
+    _compare(Pass.GRAD_WEIGHT, found, _met_gradient(*_trimmed(op, x, w_shape), delta, vectors, moduli))
     return gw
 
 
-# --- the vectors ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Repetitions:
-    """How often to repeat, with entries of how many bits: u has `bits`, v one more, the others two more."""
-
-    count: int
-    bits: int
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """The bits of an entry of u, of v, and of the vectors over positions."""
-        return self.bits, self.bits + 1, self.bits + 2
-
-    @property
-    def error(self) -> float:
-        """With what probability at most a wrong result passes, with up to three axes of positions."""
-        u, v, position = self.widths
-        return float((2.0**-u + 2.0**-v + 3 * 2.0**-position) ** self.count)
-
-
-PLAN = Repetitions(2, 22)
-FURTHER = Repetitions(3, 22)  # from the second check of a pass on
-
-
-def soundness(further: int) -> float:
-    """In bits, of a layer call: that any of its three passes is wrong and accepted has probability 2^-soundness.
-
-    further: how many checks there were beyond the first of each pass.
-    """
-    return -log2(len(Pass) * PLAN.error + further * FURTHER.error)
-
-
+# --- the result -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
-class Vectors:
-    """u (rep, channel), v (rep, row or input channel), and (rep, size) for each axis of the positions or taps."""
+class Weighed:
+    """A result y or gx of which sums (modulus, rep, *position) are left, weighed over channels and rows."""
 
-    u: Vector
-    v: Vector
-    positions: tuple[Vector, ...]
-
-    @classmethod
-    def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape, further: bool) -> Vectors:
-        plan = FURTHER if further else PLAN
-        u_bits, v_bits, position_bits = plan.widths
-        widths = (u_bits, v_bits, *(position_bits,) * len(sizes))
-        u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)
-        return cls(u, v, tuple(each if each.entries.shape[1] > 1 else _one_for(each) for each in positions))
-
-    @property
-    def entries_of_positions(self) -> list[Tensor]:
-        return [each.entries for each in self.positions]
+    shape: Shape
+    vectors: Vectors
+    sums: Tensor
 
 
-def _one_for(single: Vector) -> Vector:
-    """A single position needs no weight: nothing is summed."""
-    return Vector(torch.ones_like(single.entries), single.bits)
+def weighing_for(op: BilinearOp, shape: Shape, prime: int, stream: Stream) -> tuple[Vectors, Weighing]:
+    """Vectors for the first check of a result of this shape, y or gx, and how to weigh it with them (`weighed_as`)."""
+    rows, moduli = op.rows(torch.empty(shape, device="meta")), Moduli(_moduli(prime, False))
+    vectors = Vectors.drawn(stream, rows.shape[1], rows.shape[0], tuple(rows.shape[2:]), False)
+    return vectors, Weighing(
+        channels=vectors.u.entries,
+        rows=vectors.v.entries,
+        positions=prod(rows.shape[2:]),
+        primes=moduli.primes,
+        longest=moduli.at_once(vectors.u.bits),
+        often=moduli.at_once(vectors.v.bits),
+    )
 
 
-def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Vector]:
-    """(count, length) for each length, uniform over the 2^width integers around zero."""
-    widest = max(widths)
-    drawn = uniform_below(stream, (count, sum(lengths)), 1 << widest).sub_(1 << (widest - 1))
-    entries = (drawn >> _shifts(lengths, tuple(widest - width for width in widths))).to(torch.float64)
-    parts = torch.split(entries, list(lengths), dim=1)
-    return [Vector(part, width) for part, width in zip(parts, widths, strict=True)]
+def weighed_as(op: BilinearOp, shape: Shape, vectors: Vectors, sums: Tensor) -> Weighed:
+    """sums: what `kernels.unmask_weighed` gave."""
+    sizes = op.rows(torch.empty(shape, device="meta")).shape[2:]
+    return Weighed(shape, vectors, sums.view(*sums.shape[:2], *sizes))
 
 
-@lru_cache(maxsize=1024)
-def _shifts(lengths: Shape, bits: Shape) -> Tensor:
-    """`length` times each number of bits. (Sizes of layers are no secret.)"""
-    with torch.inference_mode(False):
-        return torch.repeat_interleave(torch.tensor(bits), torch.tensor(lengths))
+def _weighed(op: BilinearOp, result: Tensor, prime: int, stream: Stream, *, wraps: bool, further: bool) -> Weighed:
+    rows, moduli = op.rows(result), Moduli(_moduli(prime, wraps))
+    vectors = Vectors.drawn(stream, rows.shape[1], rows.shape[0], tuple(rows.shape[2:]), further)
+    return Weighed(tuple(result.shape), vectors, over_both(rows, vectors.u, vectors.v, moduli))
 
 
+# --- both sides -------------------------------------------------------------------------------------------------------
 def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
     return (prime,) if wraps else (prime, WITNESS[prime])
 
 
-# --- both sides -------------------------------------------------------------------------------------------------------
+def _rows(op: BilinearOp, x: Integers) -> Integers:
+    return x.replaced(op.rows(x.values)) if isinstance(x, Rounded) else op.rows(x)
+
+
+def _trimmed(op: BilinearOp, x: Integers, w_shape: Shape) -> tuple[BilinearOp, Integers]:
+    if not isinstance(x, Rounded):
+        return op.trimmed(x, w_shape)
+    op, values = op.trimmed(x.values, w_shape)
+    return op, x.replaced(values)
+
+
 def _met(weights: Tensor, rows: Tensor, positions: Sequence[Tensor], moduli: Moduli) -> Tensor:
     """The cheap side: weights (modulus, rep, channel, taps), rows (modulus, rep, channel, sizes) -> (modulus, rep).
 
@@ -233,14 +219,14 @@ def _weighed_gradient(folded: Tensor, vectors: Vectors, groups: int, moduli: Mod
     return found.view(count, reps, groups).transpose(1, 2).reshape(count, -1)
 
 
-def _met_gradient(op: BilinearOp, x: Tensor, delta: Tensor, vectors: Vectors, moduli: Moduli) -> Tensor:
+def _met_gradient(op: BilinearOp, x: Integers, delta: Tensor, vectors: Vectors, moduli: Moduli) -> Tensor:
     """The cheap side of a weight gradient: (modulus, group * rep)."""
-    groups, inputs, deltas = op.groups, op.rows(x), op.rows(delta)
+    groups, inputs, deltas = op.groups, _rows(op, x), op.rows(delta)
     taps = [Vector(each.entries.repeat(groups, 1), each.bits) for each in vectors.positions]
     width = len(moduli.primes) * groups * len(vectors.u) * max(prod(inputs.shape[2:]), prod(deltas.shape[2:]))
     step = max(1, _IN_CACHE // max(1, width))
     parts = []
-    for some, others in zip(torch.split(inputs, step), torch.split(deltas, step), strict=True):
+    for some, others in zip(parts_of(inputs, step), torch.split(deltas, step), strict=True):
         left, right = op.fold_taps(
             over_channels(some, vectors.v, groups, moduli).flatten(0, 1),
             over_channels(others, vectors.u, groups, moduli).flatten(0, 1),
@@ -262,13 +248,13 @@ def _compare(kind: Pass, found: Tensor, expected: Tensor) -> None:
         )
 
 
-def _expect(tensor: Tensor, shape: Shape, kind: Pass) -> None:
-    if tuple(tensor.shape) != shape:
-        raise OpError(f"{kind.value}: a tensor {tuple(tensor.shape)} where {shape} belongs.")
+def _expect_shape(shape: Shape, needed: Shape, kind: Pass) -> None:
+    if shape != needed:
+        raise OpError(f"{kind.value}: a tensor {shape} where {needed} belongs.")
 
 
 def _expect_result(result: Tensor, shape: Shape, kind: Pass) -> None:
-    _expect(result, shape, kind)
+    _expect_shape(tuple(result.shape), shape, kind)
     if result.is_floating_point() and not bool(result.isfinite().all()):
         _refuse(kind)
 

@@ -5,7 +5,7 @@ Axes: `modulus` for each of the primes of `Moduli`, and `rep` for the repetition
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -46,20 +46,53 @@ class Vector:
         return len(self.entries)
 
 
-def over_channels(rows: Tensor, vector: Vector, groups: int, moduli: Moduli) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """The integers round(values * 2^exponent), ties to even, of float32: rounded where they are read."""
+
+    values: Tensor
+    exponent: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def replaced(self, values: Tensor) -> Rounded:
+        return Rounded(values, self.exponent)
+
+    def reshape(self, *shape: int) -> Rounded:
+        return self.replaced(self.values.reshape(*shape))
+
+
+Integers = Tensor | Rounded
+
+
+def parts_of(rows: Integers, step: int) -> Iterable[Integers]:
+    """`step` rows at a time."""
+    if isinstance(rows, Rounded):
+        return [rows.replaced(part) for part in torch.split(rows.values, step)]
+    return torch.split(rows, step)
+
+
+def over_channels(rows: Integers, vector: Vector, groups: int, moduli: Moduli) -> Tensor:
     """(row, group * channel, ...) -> (modulus, row, group * rep, ...): sums over channels."""
     count, channels, *sizes = rows.shape
     values = rows.reshape(count, channels, prod(sizes))
     longest = moduli.at_once(vector.bits)
-    sums = residues.weigh(values, vector.entries, moduli.primes, longest=longest, groups=groups)
+    sums = _weigh(values, vector, moduli, longest, groups)
     return sums.view(len(moduli.primes), count, groups * len(vector), *sizes)
 
 
-def over_rows(rows: Tensor, vector: Vector, moduli: Moduli) -> Tensor:
+def _weigh(values: Integers, vector: Vector, moduli: Moduli, longest: int, groups: int) -> Tensor:
+    values, exponent = (values.values, values.exponent) if isinstance(values, Rounded) else (values, None)
+    return residues.weigh(values, vector.entries, moduli.primes, longest=longest, groups=groups, exponent=exponent)
+
+
+def over_rows(rows: Integers, vector: Vector, moduli: Moduli) -> Tensor:
     """(row, ...) -> (modulus, rep, ...): sums over rows."""
     count, *sizes = rows.shape
     values = rows.reshape(1, count, prod(sizes))
-    sums = residues.weigh(values, vector.entries, moduli.primes, longest=moduli.at_once(vector.bits))
+    sums = _weigh(values, vector, moduli, moduli.at_once(vector.bits), 1)
     return sums.view(len(moduli.primes), len(vector), *sizes)
 
 

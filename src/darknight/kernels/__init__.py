@@ -5,9 +5,10 @@ sources), never on the batch.
 
 reference, reference_residues    what each of them is
 masking, residues                which of the two does it
-compiled_field, compiled_residues    the libraries of field.c and residues.c
+compiled_field, compiled_residues, compiled_unmasking    the libraries of field.c, residues.c and unmasking.c
 """
 
+from darknight.kernels.compiled_unmasking import Weighing
 from darknight.kernels.masking import (
     checksum,
     combine,
@@ -19,10 +20,12 @@ from darknight.kernels.masking import (
     quantise_stochastic,
     unchanged,
     unmask,
+    unmask_weighed,
 )
 from darknight.kernels.reference import are_residues, combine_grid, dequantise
 
 __all__ = [
+    "Weighing",
     "are_residues",
     "checksum",
     "combine",
@@ -36,4 +39,5 @@ __all__ = [
     "quantise_stochastic",
     "unchanged",
     "unmask",
+    "unmask_weighed",
 ]

@@ -47,7 +47,7 @@ def wanted() -> bool:
 
 def installed() -> bool:
     """Whether there are libraries of these sources."""
-    return loaded("residues", "darknight_weigh_2", (ctypes.c_void_p,)) is not None
+    return loaded("residues", "darknight_weigh_3", (ctypes.c_void_p,)) is not None
 
 
 def loaded(name: str, symbol: str, arguments: Sequence[type], result: type | None = None) -> Function | None:

@@ -19,6 +19,7 @@ from darknight.kernels import compiled
 from darknight.kernels.compiled import Function
 
 MOST_SOURCES = 128
+_MOST_KEPT = 8  # inputs of a group that need not be written down
 _MOST_PLACES = 4096  # of words that are drawn again; there are hardly ever more than a few
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN are above
@@ -26,7 +27,7 @@ _INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN a
 Range = tuple[int, int]
 
 
-class _Combination(ctypes.Structure):
+class Combination(ctypes.Structure):
     _fields_ = [
         ("matrix", ctypes.POINTER(_INT)),
         ("low", ctypes.POINTER(_INT)),
@@ -48,9 +49,9 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "unchanged": ((_POINTER, _NUMBER, _FLOAT, _POINTER), _INT),
     "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
     "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
-    "checksum": ((_POINTER, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
+    "checksum": ((_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
 }
-_VERSIONS = {"combine": 2}  # of their interfaces; of the others, 1
+_VERSIONS = {"combine": 2, "encode": 2, "checksum": 2}  # of their interfaces; of the others, 1
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ class Form:
     prime: int
     centred: bool
 
-    def structure(self) -> _Combination | None:
+    def structure(self) -> Combination | None:
         return _structure(self)
 
 
 @cache
-def _structure(form: Form) -> _Combination | None:
+def _structure(form: Form) -> Combination | None:
     prime, sources = form.prime, len(form.ranges)
     bits = prime.bit_length()
     less = (1 << bits) - prime
@@ -106,7 +107,7 @@ def _structure(form: Form) -> _Combination | None:
     if not (20 <= bits <= 28 and less < 256 and reach and 0 < sources <= MOST_SOURCES):
         return None
     flat = [_around_zero(value, prime) for row in form.matrix for value in row]
-    return _Combination(
+    return Combination(
         (_INT * len(flat))(*flat),
         (_INT * sources)(*(low for low, _ in form.ranges)),
         (_INT * sources)(*(high for _, high in form.ranges)),
@@ -142,9 +143,9 @@ def combine(
         return False
     if any(tensor.shape != outs[0].shape for tensor in every) or (floats and len(floats) != len(outs)):
         return False
-    integers = all(_plain(tensor, torch.int32) for tensor in (*sources, *outs))
+    integers = all(plain(tensor, torch.int32) for tensor in (*sources, *outs))
     layout = _runs(every)
-    if not integers or not all(_plain(tensor, torch.float32) for tensor in floats) or layout is None:
+    if not integers or not all(plain(tensor, torch.float32) for tensor in floats) or layout is None:
         return False
     blocks, length, strides = layout
     if blocks * length == 0:
@@ -153,12 +154,12 @@ def combine(
     flags = None if outside is None else (_INT * count)()
     library.combine(
         ctypes.byref(structure),
-        _pointers(sources),
-        _numbers(strides[:count]),
-        _pointers(outs),
-        _numbers(strides[count : count + len(outs)]),
-        _pointers(floats) if floats else None,
-        _numbers(strides[count + len(outs) :]) if floats else None,
+        pointers(sources),
+        numbers(strides[:count]),
+        pointers(outs),
+        numbers(strides[count : count + len(outs)]),
+        pointers(floats) if floats else None,
+        numbers(strides[count + len(outs) :]) if floats else None,
         scale,
         blocks,
         length,
@@ -191,21 +192,23 @@ def encode(
     inputs: int,
     noise: Tensor,
     outs: Sequence[Tensor | None],
-) -> Tensor | None:
-    """As reference.encode. None if it is not for these."""
+    quantised: Tensor | None,
+) -> bool:
+    """As reference.encode; the quantised values go to `quantised`, if they are wanted. False if it is not for these."""
     structure, examples = form.structure(), len(values)
     groups = -(-examples // inputs)
-    fits = _plain(values, torch.float32) and values.is_contiguous() and values.numel() and isfinite(scale)
+    fits = plain(values, torch.float32) and values.is_contiguous() and values.numel() and isfinite(scale)
     if words is not None:
-        fits = fits and _plain(words, torch.int32) and words.is_contiguous() and words.numel() == values.numel()
+        fits = fits and plain(words, torch.int32) and words.is_contiguous() and words.numel() == values.numel()
     shape = (groups, *values.shape[1:])
-    masks = noise.shape == (len(form.ranges) - inputs, *shape) and _plain(noise, torch.int32) and noise.is_contiguous()
+    masks = noise.shape == (len(form.ranges) - inputs, *shape) and plain(noise, torch.int32) and noise.is_contiguous()
     places = all(
-        out is None or (out.shape == shape and _plain(out, torch.int32) and out.is_contiguous()) for out in outs
+        out is None or (out.shape == shape and plain(out, torch.int32) and out.is_contiguous()) for out in outs
     )
     if structure is None or len(outs) != len(form.matrix) or not (fits and masks and places) or inputs < 1:
-        return None
-    quantised = torch.empty(values.shape, dtype=torch.int32)
+        return False
+    if quantised is None and inputs > _MOST_KEPT:
+        return False
     library.encode(
         ctypes.byref(structure),
         values.data_ptr(),
@@ -213,16 +216,16 @@ def encode(
         examples,
         inputs,
         scale,
-        quantised.data_ptr(),
+        None if quantised is None else quantised.data_ptr(),
         noise.data_ptr(),
-        _pointers(outs),
+        pointers(outs),
         groups,
         values[0].numel(),
     )
-    return quantised
+    return True
 
 
-def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
@@ -236,18 +239,18 @@ def _runs(tensors: Sequence[Tensor]) -> tuple[int, int, list[int]] | None:
     return first.shape[0], first[0].numel(), [tensor.stride(0) for tensor in tensors]
 
 
-def _pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
     return (_POINTER * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
 
 
-def _numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+def numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (_NUMBER * len(values))(*values)
 
 
 # --- fixed point ------------------------------------------------------------------------------------------------------
 def dense(values: Tensor) -> bool:
     """Float32 without gaps, in whatever order its axes are."""
-    return _plain(values, torch.float32) and _without_gaps(values)
+    return plain(values, torch.float32) and _without_gaps(values)
 
 
 def _without_gaps(values: Tensor) -> bool:
@@ -276,7 +279,7 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
     """As reference.quantise_nearest, or quantise_stochastic with `words`. None if it is not for these."""
     fits = values.is_contiguous() if words is not None else True
     if words is not None:
-        fits = fits and _plain(words, torch.int32) and words.is_contiguous() and words.shape == values.shape
+        fits = fits and plain(words, torch.int32) and words.is_contiguous() and words.shape == values.shape
     if not fits or not dense(values) or not isfinite(scale):
         return None
     quantised = torch.empty_like(values, dtype=torch.int32)  # the same strides
@@ -290,7 +293,7 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
 def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor) -> float | None:
     """As reference.unchanged. None if it is not for these."""
     same_form = values.shape == quantised.shape and values.stride() == quantised.stride()
-    if not same_form or not dense(values) or not _plain(quantised, torch.int32) or not isfinite(scale):
+    if not same_form or not dense(values) or not plain(quantised, torch.int32) or not isfinite(scale):
         return None
     bits: int = library.unchanged(values.data_ptr(), values.numel(), scale, quantised.data_ptr())
     return float("inf") if bits < 0 or bits >= _INFINITE else _of_bits(bits)
@@ -298,7 +301,7 @@ def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor)
 
 def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | None:
     """Cuts int32 words to `mask` in place; the places of those above `last`. None if it is not for these."""
-    if not _plain(words, torch.int32) or not words.is_contiguous() or not 0 <= last <= mask < 1 << 31:
+    if not plain(words, torch.int32) or not words.is_contiguous() or not 0 <= last <= mask < 1 << 31:
         return None
     places = (_NUMBER * _MOST_PLACES)()
     count: int = library.below(words.data_ptr(), words.numel(), mask, last, places, _MOST_PLACES)
@@ -310,7 +313,7 @@ def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | Non
 # --- sums over what was quantised -------------------------------------------------------------------------------------
 def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
     """As reference.moments. None if it is not for these."""
-    floats, integers = _plain(values, torch.float32), _plain(values, torch.int32)
+    floats, integers = plain(values, torch.float32), plain(values, torch.int32)
     if not (floats or integers) or values.dim() != 3 or not values.is_contiguous() or not isfinite(scale):
         return None
     outer, channels, inner = values.shape
@@ -329,9 +332,14 @@ def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Ten
     return rows, columns
 
 
-def checksum(library: Library, quantised: Tensor, weights: Tensor) -> int | None:
-    """As reference.checksum; weights: its, as uint32. None if it is not for these."""
-    if not _plain(quantised, torch.int32) or not quantised.is_contiguous() or not quantised.numel():
+def checksum(library: Library, values: Tensor, exponent: int | None, weights: Tensor) -> int | None:
+    """As reference.checksum, of integers or of floats; weights: its, as uint32. None if it is not for these."""
+    dtype = torch.int32 if exponent is None else torch.float32
+    if not plain(values, dtype) or not values.is_contiguous() or not values.numel():
         return None
-    found: int = library.checksum(quantised.data_ptr(), len(quantised), quantised[0].numel(), weights.data_ptr())
+    place, scale = values.data_ptr(), 2.0 ** (exponent or 0)
+    if not isfinite(scale):
+        return None
+    integers, floats = (place, None) if exponent is None else (None, place)
+    found: int = library.checksum(integers, floats, scale, len(values), values[0].numel(), weights.data_ptr())
     return found

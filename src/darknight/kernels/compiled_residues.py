@@ -17,17 +17,20 @@ from darknight.kernels import compiled
 from darknight.kernels.compiled import Function
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_EXPONENTS = 90  # beyond, a scale could leave float32
 
 
 def _structure(name: str, fields: str) -> type[ctypes.Structure]:
-    """As in residues.c: what begins with a star is a pointer, everything else a number."""
-    kinds = [(each.lstrip("*"), _POINTER if each.startswith("*") else _NUMBER) for each in fields.split()]
+    """As in residues.c: what begins with a star is a pointer, everything else a number, but for the factor."""
+    types = {"*": _POINTER, "f": ctypes.c_double}
+    kinds = [(each.lstrip("*"), types.get(each[0], _NUMBER)) for each in fields.split()]
     return type(name, (ctypes.Structure,), {"_fields_": kinds})
 
 
 _Weighing = _structure(
     "weighing",
-    "*x outer outer_stride groups length stride columns *v reps period longest *primes moduli *rows often *out",
+    "*x *values factor outer outer_stride groups length stride columns *v reps period longest *primes moduli *rows "
+    "often *out",
 )
 _Folding = _structure("folding", "*x moduli reps outer n inner *matrix m often *primes *out")
 _Sliding = _structure(
@@ -50,7 +53,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" for those without vector instructions of this processor."""
         found = {
-            name: compiled.loaded("residues", f"darknight_{name}_{kind}2", (ctypes.c_void_p,))
+            name: compiled.loaded("residues", f"darknight_{name}_{kind}3", (ctypes.c_void_p,))
             for name in ("weigh", "fold", "slide", "dot")
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -74,9 +77,14 @@ def weigh(
     period: int,
     rows: Tensor | None = None,
     often: int = 0,
+    exponent: int | None = None,
 ) -> Tensor | None:
-    """As reference_residues.weigh; with `rows` as weigh_rows."""
-    if not _suit(torch.int32, values) or not _suit(torch.float64, vectors, *([] if rows is None else [rows])):
+    """As reference_residues.weigh; with `rows` as weigh_rows. exponent: as residues.weigh says."""
+    if exponent is not None and abs(exponent) > _EXPONENTS:
+        return None
+    if not _suit(torch.int32 if exponent is None else torch.float32, values) or not _suit(
+        torch.float64, vectors, *([] if rows is None else [rows])
+    ):
         return None
     (outer, length, columns), reps, moduli = values.shape, len(vectors), len(primes)
     if columns > 1 and values.stride(2) != 1:
@@ -86,7 +94,9 @@ def weigh(
     out = torch.empty(shape, dtype=torch.int32)
     if out.numel():
         what = _Weighing(
-            values.data_ptr(),
+            values.data_ptr() if exponent is None else None,
+            values.data_ptr() if exponent is not None else None,
+            2.0 ** (exponent or 0),
             outer,
             values.stride(0),
             groups,
@@ -97,7 +107,7 @@ def weigh(
             reps,
             max(1, period),
             longest,
-            _array(primes),
+            array_of(primes),
             moduli,
             None if rows is None else rows.data_ptr(),
             often,
@@ -117,7 +127,7 @@ def fold(library: Library, values: Tensor, matrix: Tensor, primes: tuple[int, ..
     if out.numel():
         sizes = (moduli, reps, outer, n, inner)
         what = _Folding(
-            values.data_ptr(), *sizes, matrix.data_ptr(), matrix.shape[1], often, _array(primes), out.data_ptr()
+            values.data_ptr(), *sizes, matrix.data_ptr(), matrix.shape[1], often, array_of(primes), out.data_ptr()
         )
         library.fold(ctypes.byref(what))
     return out
@@ -151,7 +161,7 @@ def slide(
             skipped,
             count,
             often,
-            _array(primes),
+            array_of(primes),
             out.data_ptr(),
         )
         library.slide(ctypes.byref(what))
@@ -165,7 +175,7 @@ def dot(library: Library, left: Tensor, right: Tensor, primes: tuple[int, ...]) 
     left, right = left.contiguous(), right.contiguous()
     out = torch.empty(left.shape[0], left.shape[2], dtype=torch.int32)
     if out.numel():
-        what = _Product(left.data_ptr(), right.data_ptr(), *left.shape, _array(primes), out.data_ptr())
+        what = _Product(left.data_ptr(), right.data_ptr(), *left.shape, array_of(primes), out.data_ptr())
         library.dot(ctypes.byref(what))
     return out
 
@@ -180,5 +190,5 @@ def _doubles(primes: tuple[int, ...]) -> ctypes.Array[ctypes.c_double]:
 
 
 @cache
-def _array(primes: tuple[int, ...]) -> int:
+def array_of(primes: tuple[int, ...]) -> int:
     return ctypes.addressof(_doubles(primes))

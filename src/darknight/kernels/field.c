@@ -8,244 +8,13 @@
  * AVX2. All results are integers, or one rounding of one, so both give the same bits. Nothing is checked here:
  * compiled_field.py does that.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "field.h"
 
-#define TILE 1024
-#define MOST_INPUTS 64
-#define MOST_KEPT 4    /* quantised tiles that stay in the first cache */
-#define LARGE (1 << 20) /* numbers */
-#define BLOCK 128
-#define FOLD 32 /* products below 2^57 between two reductions */
-#define INLINE static inline __attribute__((always_inline))
-
-/* p = 2^bits - less, and what the loops need of it. */
-typedef struct {
-    int32_t prime, half, bits, less;
-    float inverse;
-} field;
-
-/* --- one row of a combination ----------------------------------------------------------------------------------- */
-
-/* Any int32 that is at least a prime away from the ends of their range. The quotient is off by at most one half and a little, which the comparisons mend. */
-INLINE void reduce(int32_t *restrict out, const int32_t *restrict sum, int64_t n, const field *f, int centred) {
-    const int32_t prime = f->prime, half = f->half;
-    const float inverse = f->inverse;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t value = sum[i] - (int32_t)rintf((float)sum[i] * inverse) * prime;
-        if (centred) {
-            value -= value > half ? prime : 0;
-            value += value < -half ? prime : 0;
-        } else {
-            value += value < 0 ? prime : 0;
-        }
-        out[i] = value;
-    }
-}
-
-/* Below 2^63 -> [0, prime), twice folded. */
-INLINE uint64_t folded(uint64_t value, uint64_t mask, int bits, uint64_t less) {
-    value = (value & mask) + (value >> bits) * less;
-    return (value & mask) + (value >> bits) * less;
-}
-
-INLINE void reduce_wide(int32_t *restrict out, const uint64_t *restrict sum, int64_t n, const field *f, int centred) {
-    const uint64_t mask = ((uint64_t)1 << f->bits) - 1, less = (uint64_t)f->less;
-    const int32_t prime = f->prime, half = f->half;
-    const int bits = f->bits;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t value = (int32_t)folded(sum[i], mask, bits, less);
-        value -= value >= prime ? prime : 0;
-        if (centred) value -= value > half ? prime : 0;
-        out[i] = value;
-    }
-}
-
-INLINE void add(int32_t *restrict sum, const int32_t *restrict x, int64_t n, int32_t c, int fresh) {
-    if (fresh && c == 1) {
-        memcpy(sum, x, (size_t)n * sizeof *x);
-    } else if (fresh) {
-        for (int64_t i = 0; i < n; i++) sum[i] = c * x[i];
-    } else if (c == 1) {
-        for (int64_t i = 0; i < n; i++) sum[i] += x[i];
-    } else if (c == -1) {
-        for (int64_t i = 0; i < n; i++) sum[i] -= x[i];
-    } else {
-        for (int64_t i = 0; i < n; i++) sum[i] += c * x[i];
-    }
-}
-
-INLINE void add_three(int32_t *restrict sum, const int32_t *restrict x, const int32_t *restrict y,
-                      const int32_t *restrict z, int64_t n, int fresh) {
-    if (fresh)
-        for (int64_t i = 0; i < n; i++) sum[i] = x[i] + y[i] + z[i];
-    else
-        for (int64_t i = 0; i < n; i++) sum[i] += x[i] + y[i] + z[i];
-}
-
-/* Two terms without an intermediate sum: what a data worker's share and its decoding are. */
-INLINE void add_two(int32_t *restrict out, const int32_t *restrict x, const int32_t *restrict y, int64_t n, int minus,
-                    const field *f, int centred) {
-    const int32_t prime = f->prime, half = f->half;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t value = minus ? x[i] - y[i] : x[i] + y[i];
-        if (centred) {
-            value -= value > half ? prime : 0;
-            value += value < -half ? prime : 0;
-        } else {
-            value += value < 0 ? prime : 0;
-            value -= value >= prime ? prime : 0;
-        }
-        out[i] = value;
-    }
-}
-
-/* out = sum of c[s] * x[s] modulo the prime, over at most a tile; x[s] is between low[s] and high[s]. */
-INLINE void row(int32_t *restrict out, const int32_t *c, const int32_t *const *x, const int32_t *low,
-                const int32_t *high, int64_t sources, int64_t n, const field *f, int centred) {
-    int32_t sum[TILE];
-    uint64_t wide[TILE];
-    int64_t least = 0, most = 0, terms = 0, first = 0, last = 0;
-    for (int64_t s = 0; s < sources; s++)
-        if (c[s]) {
-            least += (int64_t)c[s] * (c[s] > 0 ? low[s] : high[s]);
-            most += (int64_t)c[s] * (c[s] > 0 ? high[s] : low[s]);
-            first = terms++ ? first : s;
-            last = s;
-        }
-    const int64_t prime = f->prime, room = INT32_MAX - prime;
-    /* One comparison each way leaves nothing outside. */
-    const int near = centred ? least >= -prime - f->half && most <= prime + f->half : least >= -prime && most < 2 * prime;
-    if (terms == 2 && c[first] == 1 && (c[last] == 1 || c[last] == -1) && near) {
-        add_two(out, x[first], x[last], n, c[last] < 0, f, centred);
-        return;
-    }
-    if (terms == 0) {
-        memset(out, 0, (size_t)n * sizeof *out);
-        return;
-    }
-    if (least >= -room && most <= room) {
-        int fresh = 1;
-        for (int64_t s = 0; s < sources; s++) {
-            if (!c[s]) continue;
-            if (s + 2 < sources && c[s] == 1 && c[s + 1] == 1 && c[s + 2] == 1) {
-                add_three(sum, x[s], x[s + 1], x[s + 2], n, fresh); /* a weight gradient is a plain sum */
-                s += 2;
-            } else {
-                add(sum, x[s], n, c[s], fresh);
-            }
-            fresh = 0;
-        }
-        reduce(out, sum, n, f, centred);
-        return;
-    }
-    const uint64_t mask = ((uint64_t)1 << f->bits) - 1, less = (uint64_t)f->less;
-    memset(wide, 0, (size_t)n * sizeof *wide);
-    terms = 0;
-    for (int64_t s = 0; s < sources; s++) {
-        if (!c[s]) continue;
-        if (terms++ == FOLD) {
-            for (int64_t i = 0; i < n; i++) wide[i] = folded(wide[i], mask, f->bits, less);
-            terms = 1;
-        }
-        const uint32_t factor = (uint32_t)(c[s] < 0 ? c[s] + f->prime : c[s]), shift = (uint32_t)f->prime;
-        const int32_t *restrict from = x[s];
-        for (int64_t i = 0; i < n; i++) wide[i] += (uint64_t)factor * (uint32_t)(from[i] + (int32_t)shift);
-    }
-    reduce_wide(out, wide, n, f, centred);
-}
-
-/* --- fixed point -------------------------------------------------------------------------------------------------- */
-
-INLINE void nearest(int32_t *restrict q, const float *restrict x, int64_t n, float scale) {
-    for (int64_t i = 0; i < n; i++) q[i] = (int32_t)rintf(x[i] * scale);
-}
-
-/* Up where a uniform of 24 bits is below the fraction. */
-INLINE void stochastic(int32_t *restrict q, const float *restrict x, const uint32_t *restrict words, int64_t n,
-                       float scale) {
-    for (int64_t i = 0; i < n; i++) {
-        const float scaled = x[i] * scale, lower = floorf(scaled);
-        const float uniform = (float)(int32_t)(words[i] & 0xFFFFFF) * 0x1p-24f;
-        q[i] = (int32_t)lower + (uniform < scaled - lower ? 1 : 0);
-    }
-}
-
-INLINE void to_float(float *restrict y, const int32_t *restrict q, int64_t n, float scale) {
-    for (int64_t i = 0; i < n; i++) y[i] = (float)q[i] * scale;
-}
-
-/* --- to memory -----------------------------------------------------------------------------------------------------
- *
- * What is written and not read soon goes past the cache: a line need not be fetched before it is written. Results that
- * fit the cache stay there. */
-
-INLINE void put(void *to, const void *from, int64_t n, int past) {
-#if defined(__x86_64__)
-    if (past) {
-        char *out = to;
-        const char *in = from;
-        int64_t left = 4 * n;
-        while (left && ((uintptr_t)out & 15)) {
-            memcpy(out, in, 4);
-            out += 4, in += 4, left -= 4;
-        }
-        for (; left >= 16; out += 16, in += 16, left -= 16)
-            _mm_stream_si128((__m128i *)out, _mm_loadu_si128((const __m128i *)in));
-        memcpy(out, in, (size_t)left);
-        return;
-    }
-#endif
-    (void)past;
-    memcpy(to, from, (size_t)n * 4);
-}
-
-/* Fetches the tile after this one meanwhile. Beyond the end it does nothing: a prefetch never faults. */
-INLINE void ahead(const void *from) {
-    for (int64_t i = 0; i < TILE; i += 16) __builtin_prefetch((const int32_t *)from + TILE + i, 0, 2);
-}
-
-/* Whether results of so many numbers are too many for the cache. */
-INLINE int many(int64_t numbers) { return numbers > LARGE; }
-
-INLINE void settled(int past) {
-#if defined(__x86_64__)
-    if (past) _mm_sfence(); /* another process reads it next */
-#endif
-    (void)past;
-}
+#define BLOCK 128 /* numbers whose squares are summed in 32 bits */
 
 /* --- whole tensors -------------------------------------------------------------------------------------------------
  *
  * A tensor is `blocks` runs of n numbers, a stride apart: (group, feature) of one input among several, say. */
-
-typedef struct {
-    const int32_t *matrix;     /* (row, source) */
-    const int32_t *low, *high; /* (source): what its numbers are between */
-    int64_t rows, sources;
-    int32_t prime, bits, less, centred;
-} combination;
-
-INLINE field field_of(const combination *what) {
-    const field f = {what->prime, what->prime / 2, what->bits, what->less, 1.0f / (float)what->prime};
-    return f;
-}
-
-/* A tile of an answer, from memory that somebody else may write to at any moment: it is read once, and what was read is
- * looked at. Numbers that are no residues make it zeros, so that no sum overflows. Returns whether there were any. */
-INLINE int fetch(int32_t *restrict tile, const int32_t *from, int64_t n, int32_t prime) {
-    memcpy(tile, from, (size_t)n * sizeof *tile);
-    __asm__ volatile("" : : "r"(tile) : "memory"); /* from here on nothing may be taken from there instead */
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) most = (uint32_t)tile[i] > most ? (uint32_t)tile[i] : most;
-    if (most < (uint32_t)prime) return 0;
-    memset(tile, 0, (size_t)n * sizeof *tile);
-    return 1;
-}
 
 /* outs[row] = sum over source of matrix[row][source] * sources[source]; with floats, also as that times `scale`. With
  * outside (source), sources are fetched, and it is set for those that are not made of residues. */
@@ -279,8 +48,8 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
     settled(past);
 }
 
-/* x (example, n), quantised and kept in q (example, n); then masked with noise (noise row, group, n), which need not be
- * among the rows. Examples beyond the last are zeros. words: of the rounding, (example, n); without them, to nearest. */
+/* x (example, n), quantised and kept in q (example, n), if there is a q; then masked with noise (noise row, group, n),
+ * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words: of the rounding, (example, n); without them, to nearest. */
 INLINE void encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
                    float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n) {
     static const int32_t zeros[TILE];
@@ -305,7 +74,7 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                     stochastic(tile, x + place, words + place, some, scale);
                 else
                     nearest(tile, x + place, some, scale);
-                if (k < MOST_KEPT) put(q + place, tile, some, past);
+                if (q && k < MOST_KEPT) put(q + place, tile, some, past);
                 here[k] = tile;
             }
             for (int64_t m = 0; m < noises; m++) {
@@ -427,15 +196,18 @@ INLINE void moments(const float *x, const int32_t *integers, int64_t outer, int6
         }
 }
 
-/* Sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * q modulo 2^32), modulo 2^64. */
-INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32_t *weights) {
+/* Sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * q modulo 2^32), modulo 2^64; with x, of what it is
+ * quantised to. */
+INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights) {
     uint64_t total = 0;
+    int32_t tile[TILE];
     for (int64_t row = 0; row < rows; row++) {
         uint64_t line = 0;
         for (int64_t start = 0; start < n; start += TILE) {
             const int64_t some = n - start < TILE ? n - start : TILE;
-            const int32_t *restrict here = q + row * n + start;
+            const int32_t *here = x ? tile : q + row * n + start;
             uint32_t sum = 0;
+            if (x) nearest(tile, x + row * n + start, some, scale);
             for (int64_t i = 0; i < some; i++) sum += (uint32_t)here[i] * weights[i];
             line += (uint64_t)(2 * (start / TILE) + 1) * sum;
         }
@@ -459,7 +231,7 @@ INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32
 #define MOMENTS                                                                                                       \
     const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner, float scale,             \
         int64_t *rows, int64_t *columns
-#define CHECKSUM const int32_t *q, int64_t rows, int64_t n, const uint32_t *weights
+#define CHECKSUM const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights
 
 #define VARIANT(name, attribute)                                                                                      \
     attribute static void combine_##name(COMBINE) {                                                                   \
@@ -475,7 +247,7 @@ INLINE uint64_t checksum(const int32_t *q, int64_t rows, int64_t n, const uint32
     attribute static void moments_##name(MOMENTS) {                                                                   \
         moments(x, integers, outer, channels, inner, scale, rows, columns);                                           \
     }                                                                                                                 \
-    attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, rows, n, weights); }
+    attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }
 
 VARIANT(plain, )
 #if defined(__x86_64__)
@@ -515,10 +287,10 @@ void darknight_combine_2(COMBINE) {
 void darknight_combine_plain_2(COMBINE) {
     combine_plain(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
 }
-void darknight_encode_1(ENCODE) {
+void darknight_encode_2(ENCODE) {
     chosen_encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);
 }
-void darknight_encode_plain_1(ENCODE) {
+void darknight_encode_plain_2(ENCODE) {
     encode_plain(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);
 }
 int32_t darknight_largest_1(LARGEST) { return chosen_largest(x, n); }
@@ -531,5 +303,5 @@ int64_t darknight_below_1(BELOW) { return chosen_below(words, n, mask, last, pla
 int64_t darknight_below_plain_1(BELOW) { return below_plain(words, n, mask, last, places, room); }
 void darknight_moments_1(MOMENTS) { chosen_moments(x, integers, outer, channels, inner, scale, rows, columns); }
 void darknight_moments_plain_1(MOMENTS) { moments_plain(x, integers, outer, channels, inner, scale, rows, columns); }
-uint64_t darknight_checksum_1(CHECKSUM) { return chosen_checksum(q, rows, n, weights); }
-uint64_t darknight_checksum_plain_1(CHECKSUM) { return checksum_plain(q, rows, n, weights); }
+uint64_t darknight_checksum_2(CHECKSUM) { return chosen_checksum(q, x, scale, rows, n, weights); }
+uint64_t darknight_checksum_plain_2(CHECKSUM) { return checksum_plain(q, x, scale, rows, n, weights); }

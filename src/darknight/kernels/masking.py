@@ -8,8 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled_field, reference
+from darknight.kernels import compiled_field, compiled_unmasking, reference
 from darknight.kernels.compiled_field import Form, Range, chosen
+from darknight.kernels.compiled_unmasking import Weighing
 
 _EXPONENTS = 90  # beyond, the reference takes float64
 
@@ -51,6 +52,30 @@ def unmask(
     return reference.unmask(matrix, sources, prime, exponent, out=out, floats=floats)
 
 
+def unmask_weighed(
+    matrix: Sequence[Sequence[int]],
+    sources: Sequence[Tensor],
+    prime: int,
+    exponent: int,
+    *,
+    floats: Tensor,
+    weighing: Weighing,
+) -> tuple[list[int], Tensor] | None:
+    """As `unmask`, of sources (group, ...), into floats (example, ...) and no integers; but these are weighed.
+
+    Returns the places too, and what residues.weigh_rows gives for the integers: (modulus, rep, position). None where
+    nothing was compiled for these operands.
+
+    Guarantees: as `reference.unmask`: a source is read once, and what was read is what is looked at, combined and
+        weighed (contract test: tests/kernels/test_read_once.py).
+    """
+    function = compiled_unmasking.chosen()
+    if function is None or abs(exponent) > _EXPONENTS:
+        return None
+    form = _form(matrix, len(sources), prime, True, [(0, prime - 1)] * len(sources))
+    return compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, weighing)
+
+
 def encode(
     values: Tensor,
     exponent: int,
@@ -62,15 +87,16 @@ def encode(
     inputs: int,
     largest: int,
     outs: Sequence[Tensor | None],
-) -> Tensor:
-    """As reference.encode. largest: of the quantised values' magnitudes."""
+    keep: bool = True,
+) -> Tensor | None:
+    """As reference.encode. largest: of the quantised values' magnitudes. Unless `keep`, they may be left out."""
     library = chosen()
     if library is not None:
         ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
         form = _form(matrix, len(ranges), prime, False, ranges)
-        found = compiled_field.encode(library, form, values, 2.0**exponent, words, inputs, noise, outs)
-        if found is not None:
-            return found
+        quantised = torch.empty(values.shape, dtype=torch.int32) if keep else None
+        if compiled_field.encode(library, form, values, 2.0**exponent, words, inputs, noise, outs, quantised):
+            return quantised
     return reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs)
 
 
@@ -116,11 +142,13 @@ def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
     return reference.moments(values, exponent) if found is None else found
 
 
-def checksum(quantised: Tensor) -> int:
-    """As reference.checksum."""
+def checksum(values: Tensor, exponent: int | None = None) -> int:
+    """As reference.checksum, of integers; or of round(values * 2^exponent)."""
     library = chosen()
-    found = None if library is None else compiled_field.checksum(library, quantised, _weights())
-    return reference.checksum(quantised) if found is None else found
+    found = None if library is None else compiled_field.checksum(library, values, exponent, _weights())
+    if found is None:
+        found = reference.checksum(values if exponent is None else reference.quantise_nearest(values, exponent))
+    return found
 
 
 @cache

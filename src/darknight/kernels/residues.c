@@ -8,157 +8,16 @@
  * No Python.h and no intrinsics: plain loops, which gcc and clang turn into vector instructions. What the processor has
  * is asked once, when the library is loaded.
  */
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "residues.h"
 
-#define TILE 1024 /* columns at a time: their sums stay in cache, and a row is long enough to be fetched ahead */
-#define FEW 512   /* below this many columns the processor does not see by itself what comes next */
-#define MODULI 2
 #define LANES 8
 #define NARROW 16
 #define PRODUCTS 256 /* of two residues, which an int64 can sum */
-#define INLINE static inline __attribute__((always_inline))
-
-/* --- modulo a prime ------------------------------------------------------------------------------------------------ */
-#define ROUND 6755399441055744.0 /* 1.5 * 2^52: adding it rounds to an integer, subtracting it gives that */
-
-/* Congruent to x, and of magnitude prime / 2 or a few more. */
-INLINE double centred(double x, double prime, double inverse) {
-    const double nearest = (x * inverse + ROUND) - ROUND;
-    return x - nearest * prime;
-}
-
-/* The one residue of magnitude (prime - 1) / 2 or less, of what was centred. */
-INLINE int32_t residue(double x, double prime, double inverse) {
-    const double near = centred(x, prime, inverse), half = 0.5 * prime;
-    return (int32_t)(near > half ? near - prime : near < -half ? near + prime : near);
-}
-
-/* --- sums over rows ------------------------------------------------------------------------------------------------ */
-/* out[column] (+)= sum of `count` rows of x, weighed; `count` and `twice` are constants at every call. */
-INLINE void some_rows(const int32_t *restrict x, int64_t stride, int64_t columns, const double *v, const double *w,
-                      int count, int twice, int fresh, double *restrict a, double *restrict b) {
-    double p[8], q[8];
-    for (int i = 0; i < count; i++) {
-        p[i] = v[i];
-        q[i] = twice ? w[i] : 0.0;
-    }
-    for (int64_t c = 0; c < columns; c++) {
-        double first = fresh ? 0.0 : a[c], second = 0.0;
-        if (twice) second = fresh ? 0.0 : b[c];
-#pragma GCC unroll 8
-        for (int i = 0; i < count; i++) {
-            const double value = (double)x[i * stride + c];
-            first += p[i] * value;
-            if (twice) second += q[i] * value;
-        }
-        a[c] = first;
-        if (twice) b[c] = second;
-    }
-}
-
-/* Fetches the next four rows. Beyond the end it does nothing: a prefetch never faults. */
-INLINE void ahead(const int32_t *x, int64_t stride, int64_t columns) {
-    for (int i = 0; i < 4; i++)
-        for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(x + i * stride + c, 0, 3);
-}
-
-/* One or two repetitions over all rows of a tile. */
-INLINE void tile(const int32_t *x, int64_t stride, int64_t rows, int64_t columns, const double *v, const double *w,
-                 int twice, double *a, double *b) {
-    int64_t row = 0;
-    if (rows >= 4) {
-        if (columns < FEW) ahead(x + 4 * stride, stride, columns);
-        some_rows(x, stride, columns, v, w, 4, twice, 1, a, b);
-        for (row = 4; row + 4 <= rows; row += 4) {
-            if (columns < FEW) ahead(x + (row + 4) * stride, stride, columns);
-            some_rows(x + row * stride, stride, columns, v + row, twice ? w + row : w, 4, twice, 0, a, b);
-        }
-    } else if (rows > 0) {
-        some_rows(x, stride, columns, v, w, 1, twice, 1, a, b);
-        row = 1;
-    } else {
-        for (int64_t c = 0; c < columns; c++) {
-            a[c] = 0.0;
-            if (twice) b[c] = 0.0;
-        }
-    }
-    for (; row < rows; row++)
-        some_rows(x + row * stride, stride, columns, v + row, twice ? w + row : w, 1, twice, 0, a, b);
-}
-
-/* A single column, without gaps: the rows are what is long. */
-INLINE void one_column(const int32_t *restrict x, int64_t rows, const double *restrict v, const double *restrict w,
-                       int twice, double *a, double *b) {
-    double first = 0.0, second = 0.0;
-#pragma omp simd reduction(+ : first, second)
-    for (int64_t row = 0; row < rows; row++) {
-        const double value = (double)x[row];
-        first += v[row] * value;
-        if (twice) second += w[row] * value;
-    }
-    *a = first;
-    if (twice) *b = second;
-}
-
-/* Nine columns, a kernel of 3x3: too few for the loops above, and their sums fit in registers. */
-INLINE void nine_columns(const int32_t *restrict x, int64_t stride, int64_t rows, const double *restrict v,
-                         const double *restrict w, int twice, double *a, double *b) {
-    double p[8] = {0.0}, q[8] = {0.0}, first = 0.0, second = 0.0;
-    for (int64_t row = 0; row < rows; row++, x += stride) {
-        const double y = v[row], z = twice ? w[row] : 0.0, last = (double)x[8];
-#pragma omp simd
-        for (int c = 0; c < 8; c++) {
-            p[c] += y * (double)x[c];
-            if (twice) q[c] += z * (double)x[c];
-        }
-        first += y * last;
-        if (twice) second += z * last;
-    }
-    for (int c = 0; c < 8; c++) {
-        a[c] = p[c];
-        if (twice) b[c] = q[c];
-    }
-    a[8] = first;
-    if (twice) b[8] = second;
-}
-
-/* One or two repetitions of a block. */
-INLINE void block(const int32_t *x, int64_t stride, int64_t rows, int64_t columns, const double *v, const double *w,
-                  int twice, double *a, double *b) {
-    if (columns == 1 && stride == 1)
-        one_column(x, rows, v, w, twice, a, b);
-    else if (columns == 9)
-        nine_columns(x, stride, rows, v, w, twice, a, b);
-    else
-        tile(x, stride, rows, columns, v, w, twice, a, b);
-}
-
-/* total (+)= sums, centred; or, with a weight, total += weight * sums, centred. */
-INLINE void add(const double *restrict sums, int64_t columns, double prime, int fresh, double *restrict total) {
-    const double inverse = 1.0 / prime;
-    for (int64_t c = 0; c < columns; c++) total[c] = (fresh ? 0.0 : total[c]) + centred(sums[c], prime, inverse);
-}
-
-INLINE void add_weighed(const double *restrict sums, int64_t columns, double weight, double prime,
-                        double *restrict total) {
-    const double inverse = 1.0 / prime;
-    for (int64_t c = 0; c < columns; c++) total[c] += weight * centred(sums[c], prime, inverse);
-}
-
-INLINE void reduce(double *restrict total, int64_t columns, double prime) {
-    const double inverse = 1.0 / prime;
-    for (int64_t c = 0; c < columns; c++) total[c] = centred(total[c], prime, inverse);
-}
-
-INLINE void store(const double *restrict total, int64_t columns, double prime, int32_t *restrict out) {
-    const double inverse = 1.0 / prime;
-    for (int64_t c = 0; c < columns; c++) out[c] = residue(total[c], prime, inverse);
-}
 
 typedef struct {
     const int32_t *x; /* (outer, group * length, columns), its last axis without gaps */
+    const float *values; /* instead of x: floats that are rounded, times the factor */
+    double factor;
     int64_t outer, outer_stride, groups, length, stride, columns;
     const double *v; /* (rep, outer / period * group * length): `period` outer ones share their weights */
     int64_t reps, period, longest;
@@ -175,32 +34,34 @@ typedef struct {
     const double *found[MODULI][2];
 } desk;
 
-INLINE void of_a_group(const weighing *s, int64_t o, int64_t g, int64_t rep, int twice, int64_t start, int64_t width,
-                       desk *d) {
+INLINE void of_a_group(const weighing *s, int rounded, int64_t o, int64_t g, int64_t rep, int twice, int64_t start,
+                       int64_t width, desk *d) {
     const int64_t entries = s->outer / s->period * s->groups * s->length;
     const int64_t from = ((o / s->period) * s->groups + g) * s->length;
     const double *v = s->v + rep * entries + from, *w = twice ? v + entries : v;
-    const int32_t *x = s->x + o * s->outer_stride + g * s->length * s->stride + start;
+    const numbers all = {s->x, s->values, s->factor};
+    const numbers x = from_here(all, o * s->outer_stride + g * s->length * s->stride + start);
     const int single = s->length <= s->longest;
     int64_t first = 0;
     do { /* once at least: no rows are zeros */
         const int64_t rows = s->length - first < s->longest ? s->length - first : s->longest;
-        block(x + first * s->stride, s->stride, rows, width, v + first, w + first, twice, d->sums[0], d->sums[1]);
+        block(from_here(x, first * s->stride), rounded, s->stride, rows, width, v + first, w + first, twice, d->sums[0],
+              d->sums[1]);
         for (int64_t m = 0; m < s->moduli && !single; m++)
-            for (int r = 0; r <= twice; r++) add(d->sums[r], width, s->primes[m], first == 0, d->total[m][r]);
+            for (int r = 0; r <= twice; r++) add_centred(d->sums[r], width, s->primes[m], first == 0, d->total[m][r]);
         first += s->longest;
     } while (first < s->length);
     for (int m = 0; m < MODULI; m++)
         for (int r = 0; r <= twice; r++) d->found[m][r] = single ? d->sums[r] : d->total[m][r];
 }
 
-INLINE void each_apart(const weighing *s, int64_t rep, int twice) {
+INLINE void each_apart(const weighing *s, int rounded, int64_t rep, int twice) {
     desk d;
     for (int64_t o = 0; o < s->outer; o++)
         for (int64_t g = 0; g < s->groups; g++)
             for (int64_t start = 0; start < s->columns; start += TILE) {
                 const int64_t width = s->columns - start < TILE ? s->columns - start : TILE;
-                of_a_group(s, o, g, rep, twice, start, width, &d);
+                of_a_group(s, rounded, o, g, rep, twice, start, width, &d);
                 for (int64_t m = 0; m < s->moduli; m++)
                     for (int r = 0; r <= twice; r++)
                         store(d.found[m][r], width, s->primes[m],
@@ -208,18 +69,18 @@ INLINE void each_apart(const weighing *s, int64_t rep, int twice) {
             }
 }
 
-INLINE void all_together(const weighing *s, int64_t rep, int twice) {
+INLINE void all_together(const weighing *s, int rounded, int64_t rep, int twice) {
     desk d;
     double whole[MODULI][2][TILE];
     for (int64_t start = 0; start < s->columns; start += TILE) {
         const int64_t width = s->columns - start < TILE ? s->columns - start : TILE;
         memset(whole, 0, sizeof whole);
         for (int64_t o = 0; o < s->outer; o++) {
-            of_a_group(s, o, 0, rep, twice, start, width, &d);
+            of_a_group(s, rounded, o, 0, rep, twice, start, width, &d);
             for (int64_t m = 0; m < s->moduli; m++)
                 for (int r = 0; r <= twice; r++) {
                     add_weighed(d.found[m][r], width, s->rows[(rep + r) * s->outer + o], s->primes[m], whole[m][r]);
-                    if ((o + 1) % s->often == 0) reduce(whole[m][r], width, s->primes[m]);
+                    if ((o + 1) % s->often == 0) centre(whole[m][r], width, s->primes[m]);
                 }
         }
         for (int64_t m = 0; m < s->moduli; m++)
@@ -228,20 +89,24 @@ INLINE void all_together(const weighing *s, int64_t rep, int twice) {
     }
 }
 
+INLINE void weigh_two(const weighing *s, int rounded, int64_t rep, int twice) {
+    if (s->often)
+        all_together(s, rounded, rep, twice);
+    else
+        each_apart(s, rounded, rep, twice);
+}
+
 INLINE void weigh(const weighing *s) {
     for (int64_t rep = 0; rep < s->reps; rep += 2) {
         const int two = rep + 1 < s->reps;
-        if (s->often) {
-            if (two)
-                all_together(s, rep, 1);
-            else
-                all_together(s, rep, 0);
-        } else {
-            if (two)
-                each_apart(s, rep, 1);
-            else
-                each_apart(s, rep, 0);
-        }
+        if (s->values && two)
+            weigh_two(s, 1, rep, 1);
+        else if (s->values)
+            weigh_two(s, 1, rep, 0);
+        else if (two)
+            weigh_two(s, 0, rep, 1);
+        else
+            weigh_two(s, 0, rep, 0);
     }
 }
 
@@ -290,7 +155,7 @@ INLINE void narrow(const double *restrict x, const double *restrict weights, int
         for (int c = 0; c < wide; c++) total[c] += weights[i] * x[i * inner + c];
         if (++terms == often) {
             terms = 0;
-            reduce(total, wide, prime);
+            centre(total, wide, prime);
         }
     }
     store(total, wide, prime, found);
@@ -310,7 +175,7 @@ INLINE void wide(const int32_t *x, const double *weights, int64_t n, int64_t inn
             for (int64_t c = 0; c < width; c++) total[c] += weight * (double)row[c];
             if (++terms == often) {
                 terms = 0;
-                reduce(total, width, prime);
+                centre(total, width, prime);
             }
         }
         store(total, width, prime, out + start);
@@ -381,7 +246,7 @@ INLINE void slide(const sliding *s) {
                         for (int64_t c = first; c < end; c++) total[c] += weight * (double)from[s->step * c];
                     if (++terms == s->often) {
                         terms = 0;
-                        reduce(total, width, prime);
+                        centre(total, width, prime);
                     }
                 }
                 store(total, width, prime, out + start);
@@ -400,7 +265,7 @@ INLINE void slide(const sliding *s) {
                     for (int64_t c = 0; c < width; c++) total[c] += weight * (double)row[c];
                     if (++terms == s->often) {
                         terms = 0;
-                        reduce(total, width, prime);
+                        centre(total, width, prime);
                     }
                 }
                 store(total, width, prime, out + p * s->inner + start);
@@ -480,11 +345,11 @@ __attribute__((constructor)) static void choose(void) {
     void darknight_slide_##kind(const sliding *s) { slide_##name(s); }                                                \
     void darknight_dot_##kind(const product *s) { dot_##name(s); }
 
-NAMED(plain_2, plain)
+NAMED(plain_3, plain)
 #if defined(__x86_64__)
-NAMED(avx2_2, avx2)
+NAMED(avx2_3, avx2)
 #endif
-void darknight_weigh_2(const weighing *s) { chosen_weigh(s); }
-void darknight_fold_2(const folding *s) { chosen_fold(s); }
-void darknight_slide_2(const sliding *s) { chosen_slide(s); }
-void darknight_dot_2(const product *s) { chosen_dot(s); }
+void darknight_weigh_3(const weighing *s) { chosen_weigh(s); }
+void darknight_fold_3(const folding *s) { chosen_fold(s); }
+void darknight_slide_3(const sliding *s) { chosen_slide(s); }
+void darknight_dot_3(const product *s) { chosen_dot(s); }

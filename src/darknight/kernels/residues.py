@@ -9,15 +9,23 @@ from torch import Tensor
 
 from darknight.kernels import compiled_residues, reference_residues
 from darknight.kernels.compiled_residues import chosen
+from darknight.kernels.reference import quantise_nearest
 
 Primes = tuple[int, ...]
 _MOST_PRIMES = 2
 
 
 def weigh(
-    values: Tensor, vectors: Tensor, primes: Primes, *, longest: int, groups: int = 1, period: int | None = None
+    values: Tensor,
+    vectors: Tensor,
+    primes: Primes,
+    *,
+    longest: int,
+    groups: int = 1,
+    period: int | None = None,
+    exponent: int | None = None,
 ) -> Tensor:
-    """As reference_residues.weigh, which says what it is."""
+    """As reference_residues.weigh, which says what it is. exponent: float32, of which round(values * 2^exponent)."""
     together = values.shape[0] if period is None and values.dim() == 3 else period
     _expect(values.dim() == 3 and vectors.dim() == 2, "(outer, row, column) and (rep, row)")
     _expect(min(longest, groups) >= 1 and _known(primes), "counts of at least 1, and one or two primes")
@@ -28,9 +36,10 @@ def weigh(
     library, found = chosen(), None
     if library is not None:
         found = compiled_residues.weigh(
-            library, values, vectors, primes, longest=longest, groups=groups, period=together
+            library, values, vectors, primes, longest=longest, groups=groups, period=together, exponent=exponent
         )
     if found is None:
+        values = values if exponent is None else quantise_nearest(values, exponent)
         found = reference_residues.weigh(values, vectors, primes, longest=longest, groups=groups, period=together)
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
 from darknight.coding import Field, Scheme
-from darknight.coding.fixed_point import checksum, exponent_for, largest_magnitude, quantise_nearest, unchanged
+from darknight.coding.fixed_point import exponent_for, largest_magnitude, quantise_nearest, unchanged
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
 from darknight.randomness import rounding_words
@@ -81,7 +81,7 @@ class FieldCalls:
             y, saved = self._products.forward(layer, op, operand, weights, keep, further=further)
             with phase("checksum"):
                 saved.exponent, saved.largest = exponent, largest
-                saved.checksum = checksum(operand.integers) if keep else 0
+                saved.checksum = operand.checksum if keep else 0
                 # Of the first scale, if this is a smaller one: powers of two, and nothing else, are between them.
                 saved.sizes = None if sizes is None else sizes.times(2.0 ** (exponent - first))
             with phase("decode"):
@@ -103,10 +103,8 @@ class FieldCalls:
         values = _wide(delta)
         largest = self._largest(values)
         operand = Operand(_wide(x), saved.exponent, saved.largest)
-        with phase("encode"):
-            quantised = operand.integers
         with phase("checksum"):
-            changed = Pass.GRAD_WEIGHT in passes and checksum(quantised) != saved.checksum
+            changed = Pass.GRAD_WEIGHT in passes and operand.checksum != saved.checksum
         if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
         with phase("keystream"):
@@ -126,7 +124,7 @@ class FieldCalls:
                 saved.weights.op,
                 values,
                 largest,
-                quantised,
+                operand,
                 saved.sizes,
                 saved.weights,
                 certain_input=self._certain,

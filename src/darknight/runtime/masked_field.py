@@ -11,7 +11,7 @@ Leaks: shapes, which passes were asked for, and how often an attempt was repeate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
@@ -20,7 +20,17 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
 from darknight.coding import Field, Mixing, Scheme, draw_code, field, group_count, virtual_batches
-from darknight.integrity import Given, parity, verified_forward, verified_grad_input, verified_grad_weight
+from darknight.integrity import (
+    Given,
+    agree_forward,
+    agree_grad_input,
+    parity,
+    verified_forward,
+    verified_grad_input,
+    verified_grad_weight,
+    weighed_as,
+    weighing_for,
+)
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
 from darknight.runtime.checking import checking
@@ -56,11 +66,12 @@ class MaskedField:
             self._exchange.forget_with(saved)
         with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
             # 3. Unmask and check.
+            exponent, shape = x.exponent + weights.exponent, op.output_shape(x.shape, tuple(weights.tensor.shape))
+            apart = partial(self._unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent)
             case = Case(
-                decode=partial(self._unmasked, layer, Pass.FORWARD, code.A, x.shape[0], x.exponent + weights.exponent),
-                verify=lambda y, _, further: verified_forward(
-                    op, y.integers, x.integers, weights.tensor, self._prime, self._randomness.fresh(), further=further
-                ),
+                decode=partial(self._weighed, op, code.A, shape, exponent, apart) if self._narrow(x) else apart,
+                decode_further=apart,
+                verify=lambda y, _, further: self._verify_forward(op, y, x, weights.tensor, further),
                 given=lambda seat: Given(
                     op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares[seat].shape), x=shares[seat]
                 ),
@@ -95,21 +106,14 @@ class MaskedField:
                 delta=deltas[seat] if code.masks_gradients else self._exchange.clear_share(code, deltas, seat),
             )
 
+        exponent = delta.exponent + sent.exponent
+        apart = partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent)
+        weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, apart)
         cases = {
             Pass.GRAD_INPUT: Case(
-                decode=partial(
-                    self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], delta.exponent + sent.exponent
-                ),
-                verify=lambda gx, _, further: verified_grad_input(
-                    op,
-                    gx.integers,
-                    delta.integers,
-                    w,
-                    saved.x_shape,
-                    self._prime,
-                    self._randomness.fresh(),
-                    further=further,
-                ),
+                decode=weighed if self._narrow(x, delta) else apart,
+                decode_further=apart,
+                verify=lambda gx, _, further: self._verify_grad_input(op, gx, delta, w, saved.x_shape, further),
                 given=partial(given, Pass.GRAD_INPUT),
                 further=further,
             ),
@@ -118,16 +122,7 @@ class MaskedField:
                     *field.decode_gradient_values(code, answers, delta.exponent + x.exponent),
                     delta.exponent + x.exponent,
                 ),
-                verify=lambda gw, _, further: verified_grad_weight(
-                    op,
-                    gw.integers,
-                    x.integers,
-                    delta.integers,
-                    tuple(w.shape),
-                    self._prime,
-                    self._randomness.fresh(),
-                    further=further,
-                ),
+                verify=lambda gw, _, further: self._verify_grad_weight(op, gw, x, delta, tuple(w.shape), further),
                 given=partial(given, Pass.GRAD_WEIGHT),
                 further=further,
             ),
@@ -158,6 +153,7 @@ class MaskedField:
         groups = virtual_batches(delta.integers, self._scheme.inputs)
         return groups.remainder(self._prime).to(torch.int32)
 
+    # --- unmask and check -------------------------------------------------------------------------------------------
     def _unmasked(
         self, layer: Layer, kind: Pass, mixing: Mixing, examples: int, exponent: int, answers: dict[int, Tensor]
     ) -> Product:
@@ -165,6 +161,53 @@ class MaskedField:
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_field_answers(mixing, answers, self._prime, kind)
         return _product(*field.decode_values(mixing, answers, self._prime, exponent, examples), exponent)
+
+    def _narrow(self, *operands: Operand) -> bool:
+        """Whether a result can be unmasked and weighed in one pass: nobody else asks for the integers."""
+        floats = all(operand.values.dtype == torch.float32 for operand in operands)
+        return floats and self._scheme.integrity == "freivalds"
+
+    def _weighed(
+        self,
+        op: BilinearOp,
+        mixing: Mixing,
+        shape: tuple[int, ...],
+        exponent: int,
+        apart: Callable[[dict[int, Tensor]], Product],
+        answers: dict[int, Tensor],
+    ) -> Product:
+        """The result, and its sums for the check, whose vectors are drawn now: the answers are there."""
+        vectors, weighing = weighing_for(op, shape, self._prime, self._randomness.fresh())
+        found = field.decode_weighed(mixing, answers, self._prime, exponent, shape[0], weighing)
+        if found is None:
+            return apart(answers)
+        floats, sums = found
+        return Product(None, exponent, floats, weighed_as(op, shape, vectors, sums))
+
+    def _verify_forward(self, op: BilinearOp, y: Product, x: Operand, w: Tensor, further: bool) -> None:
+        if y.weighed is not None:
+            agree_forward(op, y.weighed, x.numbers, w, self._prime)
+            return
+        assert y.integers is not None
+        stream = self._randomness.fresh()
+        verified_forward(op, y.integers, x.numbers, w, self._prime, stream, further=further)
+
+    def _verify_grad_input(
+        self, op: BilinearOp, gx: Product, delta: Operand, w: Tensor, shape: tuple[int, ...], further: bool
+    ) -> None:
+        if gx.weighed is not None:
+            agree_grad_input(op, gx.weighed, delta.integers, w, self._prime)
+            return
+        assert gx.integers is not None
+        stream = self._randomness.fresh()
+        verified_grad_input(op, gx.integers, delta.integers, w, shape, self._prime, stream, further=further)
+
+    def _verify_grad_weight(
+        self, op: BilinearOp, gw: Product, x: Operand, delta: Operand, shape: tuple[int, ...], further: bool
+    ) -> None:
+        assert gw.integers is not None
+        stream = self._randomness.fresh()
+        verified_grad_weight(op, gw.integers, x.numbers, delta.integers, shape, self._prime, stream, further=further)
 
 
 def _product(integers: Tensor, floats: Tensor, exponent: int) -> Product:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from darknight.coding import Mixing, virtual_batches
 from darknight.coding import field as coding
-from darknight.coding.fixed_point import dequantise, quantise_nearest, quantise_stochastic
+from darknight.coding.fixed_point import checksum, dequantise, quantise_nearest, quantise_stochastic
+from darknight.integrity import Integers, Rounded, Weighed
 from darknight.randomness import Stream
 
 
@@ -19,7 +20,8 @@ from darknight.randomness import Stream
 class Operand:
     """A batch times 2^exponent, rounded: to nearest, or with `words` at random. largest: of the values' magnitudes.
 
-    It is quantised when it is masked, in the same pass, or when somebody asks for the integers before.
+    It is quantised when it is masked, in the same pass. What is rounded to nearest is rounded again where it is read,
+    rather than written down; the integers are there for whoever asks for them.
     """
 
     values: Tensor
@@ -41,13 +43,32 @@ class Operand:
                 self._integers = quantise_stochastic(self.values, self.exponent, self.words)
         return self._integers
 
+    @property
+    def numbers(self) -> Integers:
+        """What the integers are, for a check, which reads them once."""
+        if self._integers is None and self.words is None and self.values.dtype == torch.float32:
+            return Rounded(self.values, self.exponent)
+        return self.integers
+
+    @property
+    def checksum(self) -> int:
+        numbers = self.numbers
+        return checksum(numbers.values, numbers.exponent) if isinstance(numbers, Rounded) else checksum(numbers)
+
     def shares(self, mixing: Mixing, prime: int, stream: Stream) -> Sequence[Tensor]:
         """By worker, (group, *feature), masked with noise from `stream`."""
         if self._integers is not None or self.values.dtype != torch.float32:
             return list(coding.encode(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream))
         bound = math.floor(self.largest * 2.0**self.exponent) + 1
         shares, self._integers = coding.encode_values(
-            mixing, self.values, self.exponent, self.words, largest=bound, prime=prime, stream=stream
+            mixing,
+            self.values,
+            self.exponent,
+            self.words,
+            largest=bound,
+            prime=prime,
+            stream=stream,
+            keep=self.words is not None,
         )
         return shares
 
@@ -59,13 +80,20 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Integers times 2^-exponent. floats: the same as float32, where they were made with the integers."""
+    """Integers times 2^-exponent. floats: the same as float32, where they were made with the integers, or instead.
 
-    integers: Tensor
+    weighed: what is left of the integers for the check, where there are none.
+    """
+
+    integers: Tensor | None
     exponent: int
     floats: Tensor | None = field(default=None, repr=False)
+    weighed: Weighed | None = field(default=None, repr=False)
 
     def to(self, dtype: torch.dtype) -> Tensor:
-        if dtype == torch.float32 and self.floats is not None:
+        if self.floats is not None and dtype == torch.float32:
             return self.floats
+        if self.integers is None:  # never for float64, which has room for more of an integer than float32
+            assert self.floats is not None
+            return self.floats.to(dtype)
         return dequantise(self.integers, self.exponent, dtype)

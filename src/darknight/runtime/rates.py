@@ -104,7 +104,7 @@ def _masking(x: Tensor) -> tuple[float, float]:
     assert isinstance(arithmetic, Field)
     code, prime = draw_code(_SCHEME, randomness.fresh()), arithmetic.prime
 
-    def encoded() -> tuple[object, Tensor]:
+    def encoded() -> object:
         stream = randomness.fresh()
         return field.encode_values(code.A, x, _EXPONENT, None, largest=_LARGEST, prime=prime, stream=stream)
 

@@ -20,6 +20,7 @@ from darknight.coding.fixed_point import exponent_for, largest_magnitude, moment
 from darknight.errors import EncodingError
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import SentWeights
+from darknight.runtime.operand import Operand
 from darknight.runtime.sizes import Sizes
 
 TOO_LONG = (
@@ -68,14 +69,14 @@ def gradient_exponent(
     op: BilinearOp,
     delta: Tensor,
     largest: float,
-    quantised: Tensor,
+    x: Operand,
     inputs: Sizes | None,
     weights: SentWeights,
     *,
     certain_input: bool,
     certain_weight: bool,
 ) -> int:
-    """The exponent of delta, from delta, the quantised x and the weights; certain for each of the two gradients.
+    """The exponent of delta, from delta, x and the weights; certain for each of the two gradients.
 
     inputs: the sizes of x by channel, if they are known.
     """
@@ -83,20 +84,20 @@ def gradient_exponent(
     w, prime = weights.tensor, arithmetic.prime
     by_example, by_channel = _surveyed(op, delta, first)
     if certain_input:
-        exponent = _lowered(first, largest, op.fan_out(w.double(), tuple(quantised.shape)), prime)
+        exponent = _lowered(first, largest, op.fan_out(w.double(), x.shape), prime)
     else:
         exponent = first - _bits_over(by_example, _of_weights(weights)[1], prime)
     if certain_weight:
         # One element of the gradient meets each element of delta at most once, in one output channel.
         scaled = op.rows(delta.mul(2.0**first)).transpose(0, 1).flatten(1)
-        reach, peak = float(scaled.abs().double().sum(1).amax()), largest_magnitude(quantised)
+        reach, peak = float(scaled.abs().double().sum(1).amax()), largest_magnitude(x.integers)
         rows = scaled.shape[1]
         while peak * (reach * 2.0 ** (exponent - first) + rows) > prime // 2:
             exponent -= 1
             if exponent <= first - arithmetic.bits:
                 raise EncodingError(TOO_LONG)
         return exponent
-    met = _surveyed(op, quantised, 0)[1] if inputs is None else inputs
+    met = _surveyed(op, x.integers, 0)[1] if inputs is None else inputs
     return min(exponent, first - _bits_over(met, by_channel, prime))
 
 

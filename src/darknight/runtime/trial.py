@@ -51,7 +51,8 @@ class Case(Generic[Result]):
 
     decode: the result, from answers by seat; it raises if parity is checked and does not hold. verify: raises if the
     result is wrong; it is told whether this is a `further` check of the pass. given: what the worker of a seat was
-    given. spreads: by seat, how far an honest answer may be off (Real). further: the pass was checked before.
+    given. spreads: by seat, how far an honest answer may be off (Real). further: the pass was checked before; then
+    `decode_further` decodes, if it is there.
     """
 
     decode: Callable[[Answers], Result]
@@ -59,6 +60,11 @@ class Case(Generic[Result]):
     given: Callable[[int], blame.Given]
     spreads: Callable[[], dict[int, float]] = dict
     further: bool = False
+    decode_further: Callable[[Answers], Result] | None = None
+
+    def decoded(self, answers: Answers) -> Result:
+        again = self.decode_further if self.further else None
+        return (again or self.decode)(answers)
 
 
 class Trial:
@@ -104,7 +110,7 @@ class Trial:
     def _checked(self, layer: Layer, gathered: Gathered, case: Case[Result]) -> Result:
         kind, answers = gathered.kind, gathered.answers
         with phase("decode"):
-            result = case.decode(answers)
+            result = case.decoded(answers)
         if freivalds_checks(self._scheme, kind):
             with phase("check"), checking(self._ledger, layer, kind, "freivalds"):
                 case.verify(result, answers, case.further)

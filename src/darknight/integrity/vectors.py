@@ -1,0 +1,91 @@
+"""The random vectors of Freivalds' check in the field: how many, how long, of how many bits.
+
+Guarantees and assumptions are those of integrity.freivalds, whose arithmetic these numbers are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
+
+import torch
+from torch import Tensor
+
+from darknight.integrity.weighing import Vector
+from darknight.ops.op import Shape
+from darknight.randomness import Stream, uniform_below
+from darknight.types import Pass
+
+
+@dataclass(frozen=True)
+class Repetitions:
+    """How often to repeat, with entries of how many bits: u has `bits`, v one more, the others two more."""
+
+    count: int
+    bits: int
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """The bits of an entry of u, of v, and of the vectors over positions."""
+        return self.bits, self.bits + 1, self.bits + 2
+
+    @property
+    def error(self) -> float:
+        """With what probability at most a wrong result passes, with up to three axes of positions."""
+        u, v, position = self.widths
+        return float((2.0**-u + 2.0**-v + 3 * 2.0**-position) ** self.count)
+
+
+PLAN = Repetitions(2, 22)
+FURTHER = Repetitions(3, 22)  # from the second check of a pass on
+
+
+def soundness(further: int) -> float:
+    """In bits, of a layer call: that any of its three passes is wrong and accepted has probability 2^-soundness.
+
+    further: how many checks there were beyond the first of each pass.
+    """
+    return -log2(len(Pass) * PLAN.error + further * FURTHER.error)
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """u (rep, channel), v (rep, row or input channel), and (rep, size) for each axis of the positions or taps."""
+
+    u: Vector
+    v: Vector
+    positions: tuple[Vector, ...]
+
+    @classmethod
+    def drawn(cls, stream: Stream, first: int, second: int, sizes: Shape, further: bool) -> Vectors:
+        plan = FURTHER if further else PLAN
+        u_bits, v_bits, position_bits = plan.widths
+        widths = (u_bits, v_bits, *(position_bits,) * len(sizes))
+        u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)
+        return cls(u, v, tuple(each if each.entries.shape[1] > 1 else _one_for(each) for each in positions))
+
+    @property
+    def entries_of_positions(self) -> list[Tensor]:
+        return [each.entries for each in self.positions]
+
+
+def _one_for(single: Vector) -> Vector:
+    """A single position needs no weight: nothing is summed."""
+    return Vector(torch.ones_like(single.entries), single.bits)
+
+
+def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Vector]:
+    """(count, length) for each length, uniform over the 2^width integers around zero."""
+    widest = max(widths)
+    drawn = uniform_below(stream, (count, sum(lengths)), 1 << widest).sub_(1 << (widest - 1))
+    entries = (drawn >> _shifts(lengths, tuple(widest - width for width in widths))).to(torch.float64)
+    parts = torch.split(entries, list(lengths), dim=1)
+    return [Vector(part, width) for part, width in zip(parts, widths, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _shifts(lengths: Shape, bits: Shape) -> Tensor:
+    """`length` times each number of bits. (Sizes of layers are no secret.)"""
+    with torch.inference_mode(False):
+        return torch.repeat_interleave(torch.tensor(bits), torch.tensor(lengths))

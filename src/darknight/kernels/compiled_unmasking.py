@@ -1,0 +1,116 @@
+"""The library built from unmasking.c, if this installation has it: unmasking, and the weighed sums of its check.
+
+It says None where the library is not made for its operands, before any memory is touched; they are then unmasked and
+weighed apart, with the same results to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from darknight.kernels import compiled
+from darknight.kernels.compiled import Function
+from darknight.kernels.compiled_field import Combination, Form, numbers, plain, pointers
+from darknight.kernels.compiled_residues import array_of
+
+_POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+_MOST_RESULTS, _MOST_ANSWERS, _MOST_REPETITIONS = 8, 16, 2
+
+
+class _Unmasking(ctypes.Structure):
+    _fields_ = [
+        ("what", Combination),
+        ("sources", _POINTER),
+        ("source_strides", _POINTER),
+        ("floats", _POINTER),
+        ("scale", _FLOAT),
+        ("outside", _POINTER),
+        *((name, _NUMBER) for name in ("examples", "groups", "lines", "channels", "positions")),
+        ("u", _POINTER),
+        ("v", _POINTER),
+        *((name, _NUMBER) for name in ("reps", "longest", "often")),
+        ("primes", _POINTER),
+        ("moduli", _NUMBER),
+        ("out", _POINTER),
+    ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weighing:
+    """How results (row, channel, position) are weighed: channels (rep, channel) and rows (rep, row), float64 integers.
+
+    Modulo each of the primes, exactly: `longest` channels, and `often` rows, can be summed before a reduction.
+    """
+
+    channels: Tensor
+    rows: Tensor
+    positions: int
+    primes: tuple[int, ...]
+    longest: int
+    often: int
+
+
+@cache
+def chosen(kind: str = "") -> Function | None:
+    """The function, or None. kind: "plain_" for that without vector instructions of this processor."""
+    if not kind and not compiled.wanted():
+        return None
+    return compiled.loaded("unmasking", f"darknight_unmask_{kind}1", (ctypes.c_void_p,))
+
+
+def unmask(
+    function: Function, form: Form, sources: Sequence[Tensor], floats: Tensor, scale: float, weighing: Weighing
+) -> tuple[list[int], Tensor] | None:
+    """Sources (group, ...) -> floats (example, ...); (places of sources outside the field, (modulus, rep, position)).
+
+    None if it is not for these.
+    """
+    structure, (reps, channels) = form.structure(), weighing.channels.shape
+    results, examples, groups = len(form.matrix), len(floats), len(sources[0])
+    width = channels * weighing.positions
+    if structure is None or results > _MOST_RESULTS or len(sources) > _MOST_ANSWERS or reps > _MOST_REPETITIONS:
+        return None
+    if not examples or not width or floats[0].numel() % width or groups != -(-examples // results):
+        return None
+    shape = (groups, *floats.shape[1:])
+    apart = all(plain(each, torch.int32) and each.shape == shape and each[0].is_contiguous() for each in sources)
+    if not apart or not plain(floats, torch.float32) or not floats.is_contiguous():
+        return None
+    lines = floats[0].numel() // width
+    if weighing.rows.shape != (reps, examples * lines) or not form.centred or len(sources) != len(form.ranges):
+        return None
+    u, v = weighing.channels.contiguous(), weighing.rows.contiguous()
+    if not plain(u, torch.float64) or not plain(v, torch.float64):
+        return None
+    sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
+    outside = (_INT * len(sources))()
+    places, strides = pointers(sources), numbers([each.stride(0) for each in sources])
+    what = _Unmasking(
+        structure,
+        ctypes.addressof(places),
+        ctypes.addressof(strides),
+        floats.data_ptr(),
+        scale,
+        ctypes.addressof(outside),
+        examples,
+        groups,
+        lines,
+        channels,
+        weighing.positions,
+        u.data_ptr(),
+        v.data_ptr(),
+        reps,
+        weighing.longest,
+        weighing.often,
+        array_of(weighing.primes),
+        len(weighing.primes),
+        sums.data_ptr(),
+    )
+    function(ctypes.byref(what))
+    return [place for place, flag in enumerate(outside) if flag], sums

@@ -1,0 +1,248 @@
+/* What field.c and unmasking.c are made of: combinations modulo a prime, fixed point, and memory, a tile at a time.
+ *
+ * No Python.h: plain loops, which gcc and clang turn into vector instructions. Results are integers, or one rounding of
+ * one, so they are the same with any of these.
+ */
+#ifndef DARKNIGHT_FIELD_H
+#define DARKNIGHT_FIELD_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#define TILE 1024
+#define MOST_INPUTS 64
+#define MOST_KEPT 8    /* quantised tiles that stay in the first cache */
+#define LARGE (1 << 20) /* numbers */
+#define FOLD 32 /* products below 2^57 between two reductions */
+#define INLINE static inline __attribute__((always_inline))
+
+/* p = 2^bits - less, and what the loops need of it. */
+typedef struct {
+    int32_t prime, half, bits, less;
+    float inverse;
+} field;
+
+/* --- one row of a combination ----------------------------------------------------------------------------------- */
+
+/* Any int32 that is at least a prime away from the ends of their range. The quotient is off by at most one half and a
+ * little, which the comparisons mend. */
+INLINE void reduce(int32_t *restrict out, const int32_t *restrict sum, int64_t n, const field *f, int centred) {
+    const int32_t prime = f->prime, half = f->half;
+    const float inverse = f->inverse;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t value = sum[i] - (int32_t)rintf((float)sum[i] * inverse) * prime;
+        if (centred) {
+            value -= value > half ? prime : 0;
+            value += value < -half ? prime : 0;
+        } else {
+            value += value < 0 ? prime : 0;
+        }
+        out[i] = value;
+    }
+}
+
+/* Below 2^63 -> [0, prime), twice folded. */
+INLINE uint64_t folded(uint64_t value, uint64_t mask, int bits, uint64_t less) {
+    value = (value & mask) + (value >> bits) * less;
+    return (value & mask) + (value >> bits) * less;
+}
+
+INLINE void reduce_wide(int32_t *restrict out, const uint64_t *restrict sum, int64_t n, const field *f, int centred) {
+    const uint64_t mask = ((uint64_t)1 << f->bits) - 1, less = (uint64_t)f->less;
+    const int32_t prime = f->prime, half = f->half;
+    const int bits = f->bits;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t value = (int32_t)folded(sum[i], mask, bits, less);
+        value -= value >= prime ? prime : 0;
+        if (centred) value -= value > half ? prime : 0;
+        out[i] = value;
+    }
+}
+
+INLINE void add(int32_t *restrict sum, const int32_t *restrict x, int64_t n, int32_t c, int fresh) {
+    if (fresh && c == 1) {
+        memcpy(sum, x, (size_t)n * sizeof *x);
+    } else if (fresh) {
+        for (int64_t i = 0; i < n; i++) sum[i] = c * x[i];
+    } else if (c == 1) {
+        for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+    } else if (c == -1) {
+        for (int64_t i = 0; i < n; i++) sum[i] -= x[i];
+    } else {
+        for (int64_t i = 0; i < n; i++) sum[i] += c * x[i];
+    }
+}
+
+INLINE void add_three(int32_t *restrict sum, const int32_t *restrict x, const int32_t *restrict y,
+                      const int32_t *restrict z, int64_t n, int fresh) {
+    if (fresh)
+        for (int64_t i = 0; i < n; i++) sum[i] = x[i] + y[i] + z[i];
+    else
+        for (int64_t i = 0; i < n; i++) sum[i] += x[i] + y[i] + z[i];
+}
+
+/* Two terms without an intermediate sum: what a data worker's share and its decoding are. */
+INLINE void add_two(int32_t *restrict out, const int32_t *restrict x, const int32_t *restrict y, int64_t n, int minus,
+                    const field *f, int centred) {
+    const int32_t prime = f->prime, half = f->half;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t value = minus ? x[i] - y[i] : x[i] + y[i];
+        if (centred) {
+            value -= value > half ? prime : 0;
+            value += value < -half ? prime : 0;
+        } else {
+            value += value < 0 ? prime : 0;
+            value -= value >= prime ? prime : 0;
+        }
+        out[i] = value;
+    }
+}
+
+/* out = sum of c[s] * x[s] modulo the prime, over at most a tile; x[s] is between low[s] and high[s]. */
+INLINE void row(int32_t *restrict out, const int32_t *c, const int32_t *const *x, const int32_t *low,
+                const int32_t *high, int64_t sources, int64_t n, const field *f, int centred) {
+    int32_t sum[TILE];
+    uint64_t wide[TILE];
+    int64_t least = 0, most = 0, terms = 0, first = 0, last = 0;
+    for (int64_t s = 0; s < sources; s++)
+        if (c[s]) {
+            least += (int64_t)c[s] * (c[s] > 0 ? low[s] : high[s]);
+            most += (int64_t)c[s] * (c[s] > 0 ? high[s] : low[s]);
+            first = terms++ ? first : s;
+            last = s;
+        }
+    const int64_t prime = f->prime, room = INT32_MAX - prime;
+    /* One comparison each way leaves nothing outside. */
+    const int near = centred ? least >= -prime - f->half && most <= prime + f->half : least >= -prime && most < 2 * prime;
+    if (terms == 2 && c[first] == 1 && (c[last] == 1 || c[last] == -1) && near) {
+        add_two(out, x[first], x[last], n, c[last] < 0, f, centred);
+        return;
+    }
+    if (terms == 0) {
+        memset(out, 0, (size_t)n * sizeof *out);
+        return;
+    }
+    if (least >= -room && most <= room) {
+        int fresh = 1;
+        for (int64_t s = 0; s < sources; s++) {
+            if (!c[s]) continue;
+            if (s + 2 < sources && c[s] == 1 && c[s + 1] == 1 && c[s + 2] == 1) {
+                add_three(sum, x[s], x[s + 1], x[s + 2], n, fresh); /* a weight gradient is a plain sum */
+                s += 2;
+            } else {
+                add(sum, x[s], n, c[s], fresh);
+            }
+            fresh = 0;
+        }
+        reduce(out, sum, n, f, centred);
+        return;
+    }
+    const uint64_t mask = ((uint64_t)1 << f->bits) - 1, less = (uint64_t)f->less;
+    memset(wide, 0, (size_t)n * sizeof *wide);
+    terms = 0;
+    for (int64_t s = 0; s < sources; s++) {
+        if (!c[s]) continue;
+        if (terms++ == FOLD) {
+            for (int64_t i = 0; i < n; i++) wide[i] = folded(wide[i], mask, f->bits, less);
+            terms = 1;
+        }
+        const uint32_t factor = (uint32_t)(c[s] < 0 ? c[s] + f->prime : c[s]), shift = (uint32_t)f->prime;
+        const int32_t *restrict from = x[s];
+        for (int64_t i = 0; i < n; i++) wide[i] += (uint64_t)factor * (uint32_t)(from[i] + (int32_t)shift);
+    }
+    reduce_wide(out, wide, n, f, centred);
+}
+
+/* --- fixed point -------------------------------------------------------------------------------------------------- */
+
+INLINE void nearest(int32_t *restrict q, const float *restrict x, int64_t n, float scale) {
+    for (int64_t i = 0; i < n; i++) q[i] = (int32_t)rintf(x[i] * scale);
+}
+
+/* Up where a uniform of 24 bits is below the fraction. */
+INLINE void stochastic(int32_t *restrict q, const float *restrict x, const uint32_t *restrict words, int64_t n,
+                       float scale) {
+    for (int64_t i = 0; i < n; i++) {
+        const float scaled = x[i] * scale, lower = floorf(scaled);
+        const float uniform = (float)(int32_t)(words[i] & 0xFFFFFF) * 0x1p-24f;
+        q[i] = (int32_t)lower + (uniform < scaled - lower ? 1 : 0);
+    }
+}
+
+INLINE void to_float(float *restrict y, const int32_t *restrict q, int64_t n, float scale) {
+    for (int64_t i = 0; i < n; i++) y[i] = (float)q[i] * scale;
+}
+
+/* --- to memory -----------------------------------------------------------------------------------------------------
+ *
+ * What is written and not read soon goes past the cache: a line need not be fetched before it is written. Results that
+ * fit the cache stay there. */
+
+INLINE void put(void *to, const void *from, int64_t n, int past) {
+#if defined(__x86_64__)
+    if (past) {
+        char *out = to;
+        const char *in = from;
+        int64_t left = 4 * n;
+        while (left && ((uintptr_t)out & 15)) {
+            memcpy(out, in, 4);
+            out += 4, in += 4, left -= 4;
+        }
+        for (; left >= 16; out += 16, in += 16, left -= 16)
+            _mm_stream_si128((__m128i *)out, _mm_loadu_si128((const __m128i *)in));
+        memcpy(out, in, (size_t)left);
+        return;
+    }
+#endif
+    (void)past;
+    memcpy(to, from, (size_t)n * 4);
+}
+
+/* Fetches the tile after this one meanwhile. Beyond the end it does nothing: a prefetch never faults. */
+INLINE void ahead(const void *from) {
+    for (int64_t i = 0; i < TILE; i += 16) __builtin_prefetch((const int32_t *)from + TILE + i, 0, 2);
+}
+
+/* Whether results of so many numbers are too many for the cache. */
+INLINE int many(int64_t numbers) { return numbers > LARGE; }
+
+INLINE void settled(int past) {
+#if defined(__x86_64__)
+    if (past) _mm_sfence(); /* another process reads it next */
+#endif
+    (void)past;
+}
+
+typedef struct {
+    const int32_t *matrix;     /* (row, source) */
+    const int32_t *low, *high; /* (source): what its numbers are between */
+    int64_t rows, sources;
+    int32_t prime, bits, less, centred;
+} combination;
+
+INLINE field field_of(const combination *what) {
+    const field f = {what->prime, what->prime / 2, what->bits, what->less, 1.0f / (float)what->prime};
+    return f;
+}
+
+/* Looks at a tile that was copied from memory that somebody else may write to at any moment: what was read is what is
+ * looked at. Numbers that are no residues make it zeros, so that no sum overflows. Returns whether there were any. */
+INLINE int looked_at(int32_t *restrict tile, int64_t n, int32_t prime) {
+    __asm__ volatile("" : : "r"(tile) : "memory"); /* from here on nothing may be taken from there instead */
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = (uint32_t)tile[i] > most ? (uint32_t)tile[i] : most;
+    if (most < (uint32_t)prime) return 0;
+    memset(tile, 0, (size_t)n * sizeof *tile);
+    return 1;
+}
+
+/* A tile of an answer, read once. */
+INLINE int fetch(int32_t *restrict tile, const int32_t *from, int64_t n, int32_t prime) {
+    memcpy(tile, from, (size_t)n * sizeof *tile);
+    return looked_at(tile, n, prime);
+}
+
+#endif
