@@ -14,18 +14,21 @@ from darknight.integrity import (
     Weighed,
     agree_forward,
     agree_grad_input,
+    agree_grad_weight,
+    gradient_weighed_as,
     verified_forward,
     verified_grad_weight,
     weighed_as,
     weighing_for,
+    weighing_for_gradient,
 )
-from darknight.kernels import residues
+from darknight.kernels import Weighing, residues
 from darknight.randomness import Randomness
 from darknight.types import Pass
 from integrity.test_freivalds import LIES, Call, call_in_range, call_that_wraps
 from ops.cases import CASES, Case
 
-RESULTS = pytest.mark.parametrize("kind", [Pass.FORWARD, Pass.GRAD_INPUT], ids=lambda kind: kind.value)
+PASSES = pytest.mark.parametrize("kind", list(Pass), ids=lambda kind: kind.value)
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -41,9 +44,19 @@ def randomness() -> Randomness:
 def weighed(call: Call, result: Tensor, randomness: Randomness) -> Weighed:
     """As the decoding does it, from the vectors that it is handed."""
     op, shape = call.case.op, tuple(result.shape)
+    if call.kind is Pass.GRAD_WEIGHT:
+        drawn = weighing_for_gradient(op, shape, call.prime, randomness.fresh())
+        if drawn is None:
+            assert op.groups > 1 or op.output_axis != 0
+            pytest.skip("its output channels are not its first axis")
+        vectors, how = drawn
+        return gradient_weighed_as(shape, vectors, summed(how, result.to(torch.int32).unsqueeze(0)))
     vectors, how = weighing_for(op, shape, call.prime, randomness.fresh())
-    rows = op.rows(result.to(torch.int32))
-    sums = residues.weigh_rows(
+    return weighed_as(op, shape, vectors, summed(how, op.rows(result.to(torch.int32))))
+
+
+def summed(how: Weighing, rows: Tensor) -> Tensor:
+    return residues.weigh_rows(
         rows.reshape(rows.shape[0], rows.shape[1], how.positions),
         how.channels,
         how.rows,
@@ -51,19 +64,20 @@ def weighed(call: Call, result: Tensor, randomness: Randomness) -> Weighed:
         longest=how.longest,
         often=how.often,
     )
-    return weighed_as(op, shape, vectors, sums)
 
 
 def agree(call: Call, given: Weighed) -> None:
     x, w, delta = (operand.to(torch.int32) for operand in (call.x, call.w, call.delta))
     if call.kind is Pass.FORWARD:
         agree_forward(call.case.op, given, x, w, call.prime)
+    elif call.kind is Pass.GRAD_WEIGHT:
+        agree_grad_weight(call.case.op, given, x, delta, call.prime)
     else:
         agree_grad_input(call.case.op, given, delta, w, call.prime)
 
 
 @EVERY
-@RESULTS
+@PASSES
 def test_right_results_agree_and_lies_do_not(case: Case, kind: Pass, randomness: Randomness):
     call = call_in_range(case, kind, PRIME_28)
     agree(call, weighed(call, call.result, randomness))
@@ -75,7 +89,7 @@ def test_right_results_agree_and_lies_do_not(case: Case, kind: Pass, randomness:
             agree(call, weighed(call, lie, randomness))
 
 
-@RESULTS
+@PASSES
 def test_what_wrapped_around_is_told_apart(kind: Pass, randomness: Randomness):
     call = call_that_wraps(CASES[0], kind, PRIME_28)
     with pytest.raises(RangeError):

@@ -32,7 +32,8 @@ SCHEMES = {
 }
 Broken = Callable[[Randomness, "Watch"], Callable[[Stream], Stream]]
 CHECKS = ("verified_forward", "verified_grad_input", "verified_grad_weight")
-WEIGHED = {"agree_forward": "verified_forward", "agree_grad_input": "verified_grad_input"}
+WEIGHED = {name.replace("verified", "agree"): name for name in CHECKS}  # results that were weighed when decoded
+DRAWN = ("weighing_for", "weighing_for_gradient")  # by these
 
 
 @dataclass
@@ -113,7 +114,8 @@ def watched() -> Iterator[Watch]:
         for name in CHECKS:
             noting("check", masked_field, name, among)
             noting("check", real_checks, name, among)  # which blame makes use of too
-        noting("check", masked_field, "weighing_for", among)  # of results that are weighed while they are decoded
+        for name in DRAWN:
+            noting("check", masked_field, name, among)
         noting("check", blame, "right_in_field", among)
         yield watch
 
@@ -153,7 +155,7 @@ def test_no_worker_can_know_the_vectors_of_a_check(label, kind, monkeypatch):
 # --- and the test can fail --------------------------------------------------------------------------------------------
 def replace_streams(patch: pytest.MonkeyPatch, another: Callable[[Stream], Stream]) -> None:
     """The runtime hands over `another` stream than it should."""
-    for runtime, name in [(masked_field, name) for name in (*CHECKS, "weighing_for")] + [
+    for runtime, name in [(masked_field, name) for name in (*CHECKS, *DRAWN)] + [
         (masked_real.checks, name) for name in CHECKS
     ]:
         noted = getattr(runtime, name)

@@ -7,8 +7,9 @@ transposed A passes every shape check and is silently wrong; our A is never squa
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from math import sqrt
 
 import torch
@@ -18,12 +19,15 @@ from darknight.coding.algebra import Number, inverse
 from darknight.errors import EncodingError, SchemeError
 from darknight.types import Secret
 
+Decoder = tuple[tuple[int, ...], tuple[tuple[Number | float, ...], ...]]  # rows that decode, and L
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Mixing(Secret):
     """One matrix of the code, (worker, source): a data block (worker, input) and a noise block (worker, noise row).
 
-    base: rows that decode by default. unit, divisor: Real only, see coding.real.
+    base: rows that decode by default. unit, divisor: Real only, see coding.real. What was once solved is kept as
+    long as the matrix itself.
     """
 
     data: tuple[tuple[Number | float, ...], ...]
@@ -31,8 +35,9 @@ class Mixing(Secret):
     base: tuple[int, ...]
     unit: float = 1.0
     divisor: int = 1
+    _solved: dict[tuple[int | None, tuple[int, ...]], Decoder] = field(default_factory=dict, init=False)
 
-    @property
+    @cached_property
     def rows(self) -> tuple[tuple[Number | float, ...], ...]:
         return tuple((*data, *noise) for data, noise in zip(self.data, self.noise, strict=True))
 
@@ -81,9 +86,7 @@ class Code(Secret):
         )
 
 
-def decoder(
-    mixing: Mixing, prime: int | None, available: Collection[int] | None
-) -> tuple[tuple[int, ...], list[list[Number | float]]]:
+def decoder(mixing: Mixing, prime: int | None, available: Collection[int] | None) -> Decoder:
     """Rows and a matrix L (input, row) with L @ mixing[rows] = [I_K 0]: y = L ybar (Eq. 3).
 
     `available` are the workers that answered, None for all. Raises SchemeError when they are too few.
@@ -93,6 +96,13 @@ def decoder(
     rows = mixing.base if present.issuperset(mixing.base) else tuple(sorted(present))
     if len(rows) < wanted:
         raise SchemeError(f"{len(rows)} answers; decoding {mixing.inputs} inputs needs {wanted}.")
+    known = mixing._solved.get((prime, rows))
+    if known is None:
+        known = mixing._solved[prime, rows] = _solved(mixing, prime, rows, wanted)
+    return known
+
+
+def _solved(mixing: Mixing, prime: int | None, rows: tuple[int, ...], wanted: int) -> Decoder:
     chosen = [mixing.rows[row] for row in rows]
     solved: Sequence[Sequence[Number | float]] | None
     if any(isinstance(value, float) for row in chosen for value in row):
@@ -105,7 +115,7 @@ def decoder(
         solved = inverse([[int(value) for value in row] for row in chosen[:wanted]], prime)
     if solved is None:
         raise SchemeError(f"the answers of workers {rows} do not determine the inputs.")
-    return rows, [list(row) for row in solved[: mixing.inputs]]
+    return rows, tuple(tuple(row) for row in solved[: mixing.inputs])
 
 
 def same_shape(answers: Sequence[Tensor]) -> Tensor:

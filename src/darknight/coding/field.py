@@ -146,6 +146,22 @@ def decode_gradient_values(code: Code, replies: Mapping[int, Tensor], exponent: 
     return total, floats
 
 
+def decode_gradient_weighed(
+    code: Code, replies: Mapping[int, Tensor], exponent: int, weighing: Weighing
+) -> tuple[Tensor, Tensor] | None:
+    """The floats alone, and what the check needs of the integers; None where nothing was compiled for it."""
+    assert code.prime is not None
+    equations = [replies[row] for row in code.grad_rows]
+    floats = torch.empty(same_shape(equations).shape, dtype=torch.float32)
+    whole, ones = [each.unsqueeze(0) for each in equations], [[1] * len(equations)]
+    found = unmask_weighed(ones, whole, code.prime, exponent, floats=floats.unsqueeze(0), weighing=weighing)
+    if found is None:
+        return None
+    if found[0]:
+        raise NotResidues([code.grad_rows[place] for place in found[0]])
+    return floats, found[1]
+
+
 def _decoding(
     mixing: Mixing, replies: Mapping[int, Tensor], prime: int
 ) -> tuple[tuple[int, ...], list[list[int]], list[Tensor], Tensor]:

@@ -8,14 +8,19 @@ redundant answers, in both. `blame` is no check: it says whose answer is wrong, 
 from darknight.integrity import blame, parity, real
 from darknight.integrity.blame import Given
 from darknight.integrity.freivalds import (
-    Weighed,
     agree_forward,
     agree_grad_input,
+    agree_grad_weight,
     verified_forward,
     verified_grad_input,
     verified_grad_weight,
+)
+from darknight.integrity.weighed import (
+    Weighed,
+    gradient_weighed_as,
     weighed_as,
     weighing_for,
+    weighing_for_gradient,
 )
 from darknight.integrity.weighing import Integers, Rounded
 
@@ -26,7 +31,9 @@ __all__ = [
     "Weighed",
     "agree_forward",
     "agree_grad_input",
+    "agree_grad_weight",
     "blame",
+    "gradient_weighed_as",
     "parity",
     "real",
     "verified_forward",
@@ -34,4 +41,5 @@ __all__ = [
     "verified_grad_weight",
     "weighed_as",
     "weighing_for",
+    "weighing_for_gradient",
 ]

@@ -25,15 +25,14 @@ Leaks: to the worker, that a check failed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from darknight.coding import WITNESS
 from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.integrity.vectors import Vectors
+from darknight.integrity.weighed import Weighed, moduli_for, weigh, weigh_gradient
 from darknight.integrity.weighing import (
     Integers,
     Moduli,
@@ -42,7 +41,6 @@ from darknight.integrity.weighing import (
     inner_product,
     inner_product_of_rows,
     over_axis,
-    over_both,
     over_channels,
     over_positions,
     over_rows,
@@ -51,7 +49,6 @@ from darknight.integrity.weighing import (
     parts_of,
     total,
 )
-from darknight.kernels import Weighing
 from darknight.ops import BilinearOp
 from darknight.ops.op import Shape
 from darknight.randomness import Stream
@@ -77,14 +74,14 @@ def verified_forward(
     further: not the first check in this pass of a layer call.
     """
     _expect_result(y, op.output_shape(tuple(x.shape), tuple(w.shape)), Pass.FORWARD)
-    weighed = _weighed(op, y, prime, stream, wraps=wraps, further=further)
+    weighed = weigh(op, y, prime, stream, wraps=wraps, further=further)
     agree_forward(op, weighed, x, w, prime, wraps=wraps)
     return y
 
 
 def agree_forward(op: BilinearOp, y: Weighed, x: Integers, w: Tensor, prime: int, *, wraps: bool = False) -> None:
     """The same of a result that was weighed before: raises if it is not <w, x>."""
-    w_shape, vectors, moduli = tuple(w.shape), y.vectors, Moduli(_moduli(prime, wraps))
+    w_shape, vectors, moduli = tuple(w.shape), y.vectors, moduli_for(prime, wraps)
     _expect_shape(y.shape, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
     found = over_positions(y.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 0, moduli)
@@ -108,14 +105,14 @@ def verified_grad_input(
 ) -> Tensor:
     """gx, if it is <w, delta>^T: centred integers gx of x_shape, quantised delta and w."""
     _expect_result(gx, x_shape, Pass.GRAD_INPUT)
-    weighed = _weighed(op, gx, prime, stream, wraps=wraps, further=further)
+    weighed = weigh(op, gx, prime, stream, wraps=wraps, further=further)
     agree_grad_input(op, weighed, delta, w, prime, wraps=wraps)
     return gx
 
 
 def agree_grad_input(op: BilinearOp, gx: Weighed, delta: Tensor, w: Tensor, prime: int, *, wraps: bool = False) -> None:
     """The same of a result that was weighed before: raises if it is not <w, delta>^T."""
-    w_shape, vectors, moduli = tuple(w.shape), gx.vectors, Moduli(_moduli(prime, wraps))
+    w_shape, vectors, moduli = tuple(w.shape), gx.vectors, moduli_for(prime, wraps)
     _expect_shape(tuple(delta.shape), op.output_shape(gx.shape, w_shape), Pass.GRAD_INPUT)
     found = over_positions(gx.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 1, moduli)
@@ -138,55 +135,22 @@ def verified_grad_weight(
 ) -> Tensor:
     """gw, if it is <delta, x>: centred integers gw of w_shape, quantised x and delta."""
     _expect_result(gw, w_shape, Pass.GRAD_WEIGHT)
-    _expect_shape(tuple(delta.shape), op.output_shape(tuple(x.shape), w_shape), Pass.GRAD_WEIGHT)
-    (outs, ins), moduli = op.channels(w_shape), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, outs, ins, w_shape[2:], further)
-    found = _weighed_gradient(over_weights(op, gw, vectors.u, 0, moduli), vectors, op.groups, moduli)
-    _compare(Pass.GRAD_WEIGHT, found, _met_gradient(*_trimmed(op, x, w_shape), delta, vectors, moduli))
+    weighed = weigh_gradient(op, gw, prime, stream, wraps=wraps, further=further)
+    agree_grad_weight(op, weighed, x, delta, prime, wraps=wraps)
     return gw
 
 
-# --- the result -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Weighed:
-    """A result y or gx of which sums (modulus, rep, *position) are left, weighed over channels and rows."""
-
-    shape: Shape
-    vectors: Vectors
-    sums: Tensor
-
-
-def weighing_for(op: BilinearOp, shape: Shape, prime: int, stream: Stream) -> tuple[Vectors, Weighing]:
-    """Vectors for the first check of a result of this shape, y or gx, and how to weigh it with them (`weighed_as`)."""
-    rows, moduli = op.rows(torch.empty(shape, device="meta")), Moduli(_moduli(prime, False))
-    vectors = Vectors.drawn(stream, rows.shape[1], rows.shape[0], tuple(rows.shape[2:]), False)
-    return vectors, Weighing(
-        channels=vectors.u.entries,
-        rows=vectors.v.entries,
-        positions=prod(rows.shape[2:]),
-        primes=moduli.primes,
-        longest=moduli.at_once(vectors.u.bits),
-        often=moduli.at_once(vectors.v.bits),
-    )
-
-
-def weighed_as(op: BilinearOp, shape: Shape, vectors: Vectors, sums: Tensor) -> Weighed:
-    """sums: what `kernels.unmask_weighed` gave."""
-    sizes = op.rows(torch.empty(shape, device="meta")).shape[2:]
-    return Weighed(shape, vectors, sums.view(*sums.shape[:2], *sizes))
-
-
-def _weighed(op: BilinearOp, result: Tensor, prime: int, stream: Stream, *, wraps: bool, further: bool) -> Weighed:
-    rows, moduli = op.rows(result), Moduli(_moduli(prime, wraps))
-    vectors = Vectors.drawn(stream, rows.shape[1], rows.shape[0], tuple(rows.shape[2:]), further)
-    return Weighed(tuple(result.shape), vectors, over_both(rows, vectors.u, vectors.v, moduli))
+def agree_grad_weight(
+    op: BilinearOp, gw: Weighed, x: Integers, delta: Tensor, prime: int, *, wraps: bool = False
+) -> None:
+    """The same of a result that was weighed before, over its output channels: raises if it is not <delta, x>."""
+    _expect_shape(tuple(delta.shape), op.output_shape(tuple(x.shape), gw.shape), Pass.GRAD_WEIGHT)
+    vectors, moduli = gw.vectors, moduli_for(prime, wraps)
+    found = _weighed_gradient(gw.sums, vectors, op.groups, moduli)
+    _compare(Pass.GRAD_WEIGHT, found, _met_gradient(*_trimmed(op, x, gw.shape), delta, vectors, moduli))
 
 
 # --- both sides -------------------------------------------------------------------------------------------------------
-def _moduli(prime: int, wraps: bool) -> tuple[int, ...]:
-    return (prime,) if wraps else (prime, WITNESS[prime])
-
-
 def _rows(op: BilinearOp, x: Integers) -> Integers:
     return x.replaced(op.rows(x.values)) if isinstance(x, Rounded) else op.rows(x)
 

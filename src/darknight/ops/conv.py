@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import ClassVar, Self
@@ -223,6 +224,8 @@ class Conv(BilinearOp):
             step if taps == 1 and amounts == (0, 0) else 1
             for step, taps, amounts in zip(self.stride, w_shape[2:], self.padding.amounts, strict=True)
         )
+        if all(step == 1 for step in steps):
+            return self, x
         stride = tuple(step // taken for step, taken in zip(self.stride, steps, strict=True))
         return replace(self, stride=stride), x[(slice(None), slice(None), *(slice(None, None, step) for step in steps))]
 
@@ -334,7 +337,7 @@ class Conv(BilinearOp):
                 yield tap, slice(first * step + shift, last * step + shift + 1, step), slice(first, last + 1)
 
     def _border(self, axis: int) -> Padding:
-        return Padding((self.padding.amounts[axis],), self.padding.mode)
+        return _border_of(self.padding.amounts[axis], self.padding.mode)
 
     def _own_padding(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """x and the padding that torch's convolution adds itself; anything but symmetric zeros is added here."""
@@ -360,6 +363,12 @@ class Conv(BilinearOp):
         needed = self.output_shape(x_shape, w_shape)
         if delta_shape != needed:
             raise OpError(f"conv: gradient {delta_shape} does not belong to input {x_shape}; needs {needed}.")
+
+
+@lru_cache(maxsize=256)
+def _border_of(amounts: tuple[int, int], mode: str) -> Padding:
+    """Along one axis."""
+    return Padding((amounts,), mode)
 
 
 def per_axis(value: int | tuple[int, ...], axes: int) -> tuple[int, ...]:

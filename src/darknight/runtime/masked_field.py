@@ -19,17 +19,20 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
-from darknight.coding import Field, Mixing, Scheme, draw_code, field, group_count, virtual_batches
+from darknight.coding import Code, Field, Mixing, Scheme, draw_code, field, group_count, virtual_batches
 from darknight.integrity import (
     Given,
     agree_forward,
     agree_grad_input,
+    agree_grad_weight,
+    gradient_weighed_as,
     parity,
     verified_forward,
     verified_grad_input,
     verified_grad_weight,
     weighed_as,
     weighing_for,
+    weighing_for_gradient,
 )
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
@@ -109,6 +112,11 @@ class MaskedField:
         exponent = delta.exponent + sent.exponent
         apart = partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent)
         weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, apart)
+        together = delta.exponent + x.exponent
+
+        def summed(answers: dict[int, Tensor]) -> Product:
+            return _product(*field.decode_gradient_values(code, answers, together), together)
+
         cases = {
             Pass.GRAD_INPUT: Case(
                 decode=weighed if self._narrow(x, delta) else apart,
@@ -118,10 +126,10 @@ class MaskedField:
                 further=further,
             ),
             Pass.GRAD_WEIGHT: Case(
-                decode=lambda answers: _product(
-                    *field.decode_gradient_values(code, answers, delta.exponent + x.exponent),
-                    delta.exponent + x.exponent,
-                ),
+                decode=partial(self._weighed_gradient, op, code, tuple(w.shape), together, summed)
+                if self._narrow(x, delta)
+                else summed,
+                decode_further=summed,
                 verify=lambda gw, _, further: self._verify_grad_weight(op, gw, x, delta, tuple(w.shape), further),
                 given=partial(given, Pass.GRAD_WEIGHT),
                 further=further,
@@ -184,6 +192,25 @@ class MaskedField:
         floats, sums = found
         return Product(None, exponent, floats, weighed_as(op, shape, vectors, sums))
 
+    def _weighed_gradient(
+        self,
+        op: BilinearOp,
+        code: Code,
+        shape: tuple[int, ...],
+        exponent: int,
+        apart: Callable[[dict[int, Tensor]], Product],
+        answers: dict[int, Tensor],
+    ) -> Product:
+        drawn = weighing_for_gradient(op, shape, self._prime, self._randomness.fresh())
+        if drawn is None:
+            return apart(answers)
+        vectors, weighing = drawn
+        found = field.decode_gradient_weighed(code, answers, exponent, weighing)
+        if found is None:
+            return apart(answers)
+        floats, sums = found
+        return Product(None, exponent, floats, gradient_weighed_as(shape, vectors, sums))
+
     def _verify_forward(self, op: BilinearOp, y: Product, x: Operand, w: Tensor, further: bool) -> None:
         if y.weighed is not None:
             agree_forward(op, y.weighed, x.numbers, w, self._prime)
@@ -205,6 +232,9 @@ class MaskedField:
     def _verify_grad_weight(
         self, op: BilinearOp, gw: Product, x: Operand, delta: Operand, shape: tuple[int, ...], further: bool
     ) -> None:
+        if gw.weighed is not None:
+            agree_grad_weight(op, gw.weighed, x.numbers, delta.integers, self._prime)
+            return
         assert gw.integers is not None
         stream = self._randomness.fresh()
         verified_grad_weight(op, gw.integers, x.numbers, delta.integers, shape, self._prime, stream, further=further)

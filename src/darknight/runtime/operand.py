@@ -93,7 +93,7 @@ class Product:
     def to(self, dtype: torch.dtype) -> Tensor:
         if self.floats is not None and dtype == torch.float32:
             return self.floats
-        if self.integers is None:  # never for float64, which has room for more of an integer than float32
+        if self.integers is None:  # then operands are float32, and nobody expects more of the result
             assert self.floats is not None
             return self.floats.to(dtype)
         return dequantise(self.integers, self.exponent, dtype)
