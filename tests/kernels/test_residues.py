@@ -223,7 +223,43 @@ def try_dot(library: Library, generator: random.Random) -> None:
     )
 
 
-TRIES: list[Callable[[Library, random.Random], None]] = [try_weigh, try_weigh_rows, try_fold, try_slide, try_dot]
+def try_project(library: Library, generator: random.Random) -> None:
+    primes, bits = generator.choice(MODULI), generator.choice([20, 24])
+    height, width = generator.choice([(1, 1), (3, 5), (7, 7), (14, 14), (33, 30), (9, 130), (40, 31), (2, 1024)])
+    rows, channels, reps = generator.choice([1, 2, 8, 17, 40]), generator.choice([1, 3, 6, 25]), generator.randint(1, 3)
+    tall, wide = generator.choice([1, 2, 3, 8]), generator.choice([1, 3, 11])
+    memory = torch.zeros(rows, channels * height * width + generator.choice([0, 5]), dtype=torch.int32)
+    fill(generator, memory, max(primes) // 2)
+    values = memory[:, : channels * height * width].view(rows, channels, height, width)
+    v = entries(generator, (reps, rows), 23)
+    down, across = entries(generator, (reps, tall, height), bits), entries(generator, (reps, wide, width), bits)
+    down[down % 3 == 0] = 0.0  # positions that a tap does not meet
+    options = {"longest": at_once(primes, 23), "often": generator.choice([1, at_once(primes, bits)])}
+    whole = exact_weigh(values.reshape(1, rows, -1), v, primes, 1, 1).view(len(primes), reps, channels, height, width)
+    along = exact_fold(whole, down, primes)
+    exact = exact_fold(along.reshape(len(primes), reps, channels * tall, width, 1), across, primes)
+    expected = exact.view(len(primes), reps, channels, tall, wide)
+    label = (tuple(values.shape), reps, tall, wide, options, primes)
+    found = compiled_residues.project(library, values, v, down, across, primes, exponent=None, **options)
+    both(found, expected, expected, label)
+    floats = values.remainder(4001).sub(2000).to(torch.float32).add(0.25) * 0.125
+    integers = reference.quantise_nearest(floats, 3)
+    both(
+        compiled_residues.project(library, floats, v, down, across, primes, exponent=3, **options),
+        compiled_residues.project(library, integers, v, down, across, primes, exponent=None, **options),
+        residues.project(integers, v, down, across, primes, **options),
+        label,
+    )
+
+
+TRIES: list[Callable[[Library, random.Random], None]] = [
+    try_weigh,
+    try_weigh_rows,
+    try_fold,
+    try_slide,
+    try_dot,
+    try_project,
+]
 
 
 def try_everything(library: Library) -> None:
@@ -266,7 +302,15 @@ def test_threads_do_not_disturb_each_other(library):
 X, V, Y = torch.zeros(2, 4, 3, dtype=torch.int32), torch.zeros(2, 4).double(), torch.zeros(1, 2, 1, 3, 5).int()
 Z, ONE = torch.zeros(1, 2, 3, 1, 5, 4, dtype=torch.int32), (2**25 - 39,)
 SLIDE = {"step": 1, "hole": 1, "skipped": 0, "count": 3, "often": 4}
-WRONG: dict[str, Callable[[], Tensor]] = {
+
+
+def project(**changed: Tensor) -> Tensor | None:
+    given = {"v": torch.zeros(2, 3), "down": torch.zeros(2, 3, 5), "across": torch.zeros(2, 3, 4)}
+    v, down, across = ({**given, **changed}[name].double() for name in given)
+    return residues.project(torch.zeros(3, 2, 5, 4).int(), v, down, across, ONE, longest=4, often=4)
+
+
+WRONG: dict[str, Callable[[], Tensor | None]] = {
     "vectors too short": lambda: residues.weigh(X, V[:, :3], ONE, longest=4),
     "vectors too long": lambda: residues.weigh(X, torch.zeros(2, 5).double(), ONE, longest=4),
     "groups that do not divide": lambda: residues.weigh(X, V, ONE, longest=4, groups=3),
@@ -285,6 +329,9 @@ WRONG: dict[str, Callable[[], Tensor]] = {
     "a prime for no modulus": lambda: residues.fold(Y, torch.zeros(2, 3, 3).double(), ONE * 2, often=4),
     "weights of other channels": lambda: residues.slide(Z, torch.zeros(2, 3).double(), ONE, **SLIDE),
     "no step": lambda: residues.slide(Z, torch.zeros(3, 3).double(), ONE, **{**SLIDE, "step": 0}),
+    "a projection of other rows": lambda: project(v=torch.zeros(2, 4).double()),
+    "a projection of other positions": lambda: project(down=torch.zeros(2, 3, 6).double()),
+    "a projection of other repetitions": lambda: project(across=torch.zeros(1, 3, 4).double()),
     "products of other shapes": lambda: residues.dot(Z[0], Z[0, ..., :3], ONE),
 }
 
@@ -294,7 +341,7 @@ def test_wrong_shapes_are_refused_before_memory_is_touched(wrong, monkeypatch):
     def never(*arguments):
         raise AssertionError("the library was called")
 
-    monkeypatch.setattr(residues, "chosen", lambda: Library(never, never, never, never))
+    monkeypatch.setattr(residues, "chosen", lambda: Library(never, never, never, never, never))
     with pytest.raises(ValueError, match="residues: needs"):
         wrong()
 
@@ -352,6 +399,16 @@ for kind in sys.argv[2:]:
         library.slide(ctypes.byref(what))
         x, y, out = at_the_end(8 * 2 * 3 * n), at_the_end(8 * 2 * 3 * n), at_the_end(8 * 3)
         library.dot(ctypes.byref(compiled_residues._Product(x, y, 2, 2, 3, n, primes, out)))
+    for rows, channels, height, width in (
+        (1, 1, 1, 1), (8, 7, 7, 7), (3, 11, 14, 14), (20, 2, 40, 33), (2, 1, 3, 1024)
+    ):
+        plane = channels * height * width
+        down, across = at_the_end(8 * 2 * 3 * height), at_the_end(8 * 2 * 5 * width)
+        x, v, out = at_the_end(4 * rows * plane), at_the_end(8 * 2 * rows), at_the_end(8 * 2 * channels * 15)
+        for integers, values in ((x, None), (None, x)):
+            what = compiled_residues._Projecting(integers, values, 8.0, rows, plane, channels, height, width, v, 2,
+                                                 16, down, across, 3, 5, 8, primes, 2, out)
+            library.project(ctypes.byref(what))
 print("done")
 """
 
@@ -377,7 +434,7 @@ def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
     """The order and the kinds of the fields: compared with the file itself."""
     source = Path(compiled_residues.__file__).with_name("residues.c").read_text()
     bare = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
-    for name in ("weighing", "folding", "sliding", "product"):
+    for name in ("weighing", "folding", "sliding", "product", "projecting"):
         (body,) = re.findall(r"typedef struct \{([^}]*)\} " + name + ";", bare)
         fields = re.findall(r"(\*?)(\w+)\s*[,;]", body)
         structure = getattr(compiled_residues, "_" + name.capitalize())

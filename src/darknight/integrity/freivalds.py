@@ -24,7 +24,6 @@ Leaks: to the worker, that a check failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -40,10 +39,9 @@ from darknight.integrity.weighing import (
     Vector,
     inner_product,
     inner_product_of_rows,
-    over_axis,
     over_channels,
     over_positions,
-    over_rows,
+    over_rows_and_axes,
     over_taps,
     over_weights,
     parts_of,
@@ -86,9 +84,9 @@ def agree_forward(op: BilinearOp, y: Weighed, x: Integers, w: Tensor, prime: int
     found = over_positions(y.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 0, moduli)
     op, x = _trimmed(op, x, w_shape)
-    inputs = over_rows(_rows(op, x), vectors.v, moduli)
     positions = op.forward_positions(vectors.entries_of_positions, tuple(x.shape), w_shape)
-    _compare(Pass.FORWARD, found, _met(weights, inputs, positions, moduli))
+    inputs = over_rows_and_axes(_rows(op, x), vectors.v, positions, moduli)
+    _compare(Pass.FORWARD, found, inner_product(weights, inputs, moduli))
 
 
 def verified_grad_input(
@@ -116,9 +114,9 @@ def agree_grad_input(op: BilinearOp, gx: Weighed, delta: Tensor, w: Tensor, prim
     _expect_shape(tuple(delta.shape), op.output_shape(gx.shape, w_shape), Pass.GRAD_INPUT)
     found = over_positions(gx.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 1, moduli)
-    deltas = over_rows(op.rows(delta), vectors.v, moduli)
     positions = op.grad_input_positions(vectors.entries_of_positions, gx.shape, w_shape)
-    _compare(Pass.GRAD_INPUT, found, _met(weights, deltas, positions, moduli))
+    deltas = over_rows_and_axes(op.rows(delta), vectors.v, positions, moduli)
+    _compare(Pass.GRAD_INPUT, found, inner_product(weights, deltas, moduli))
 
 
 def verified_grad_weight(
@@ -160,16 +158,6 @@ def _trimmed(op: BilinearOp, x: Integers, w_shape: Shape) -> tuple[BilinearOp, I
         return op.trimmed(x, w_shape)
     op, values = op.trimmed(x.values, w_shape)
     return op, x.replaced(values)
-
-
-def _met(weights: Tensor, rows: Tensor, positions: Sequence[Tensor], moduli: Moduli) -> Tensor:
-    """The cheap side: weights (modulus, rep, channel, taps), rows (modulus, rep, channel, sizes) -> (modulus, rep).
-
-    positions: for each axis (rep, taps, size).
-    """
-    for axis, matrix in enumerate(positions, 3):
-        rows = over_axis(rows, axis, matrix, moduli)
-    return inner_product(weights, rows, moduli)
 
 
 def _weighed_gradient(folded: Tensor, vectors: Vectors, groups: int, moduli: Moduli) -> Tensor:

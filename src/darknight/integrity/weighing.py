@@ -96,6 +96,31 @@ def over_rows(rows: Integers, vector: Vector, moduli: Moduli) -> Tensor:
     return sums.view(len(moduli.primes), len(vector), *sizes)
 
 
+def over_rows_and_axes(rows: Integers, vector: Vector, matrices: Sequence[Tensor], moduli: Moduli) -> Tensor:
+    """(row, channel, *size), and (rep, tap, size) for each size -> (modulus, rep, channel, *tap)."""
+    found = _projected(rows, vector, matrices[0], matrices[1], moduli) if len(matrices) == 2 else None
+    if found is None:
+        found = over_rows(rows, vector, moduli)
+        for axis, matrix in enumerate(matrices, 3):
+            found = over_axis(found, axis, matrix, moduli)
+    return found
+
+
+def _projected(rows: Integers, vector: Vector, down: Tensor, across: Tensor, moduli: Moduli) -> Tensor | None:
+    bits = max(_bits(down), _bits(across))
+    if bits > _WIDEST:
+        return None
+    values, exponent = (rows.values, rows.exponent) if isinstance(rows, Rounded) else (rows, None)
+    longest, often = moduli.at_once(vector.bits), moduli.at_once(bits)
+    return residues.project(
+        values, vector.entries, down, across, moduli.primes, longest=longest, often=often, exponent=exponent
+    )
+
+
+def _bits(matrix: Tensor) -> int:
+    return int(matrix.abs().max()).bit_length() + 1 if matrix.numel() else 1
+
+
 def over_both(rows: Tensor, channels: Vector, vector: Vector, moduli: Moduli) -> Tensor:
     """(row, channel, ...) -> (modulus, rep, ...): sums over channels and rows."""
     count, width, *sizes = rows.shape
@@ -133,7 +158,7 @@ def over_axis(values: Tensor, axis: int, matrix: Tensor, moduli: Moduli) -> Tens
 
 
 def _folded(lines: Tensor, matrix: Tensor, moduli: Moduli) -> Tensor:
-    bits = int(matrix.abs().max()).bit_length() + 1 if matrix.numel() else 1
+    bits = _bits(matrix)
     if bits <= _WIDEST:
         return residues.fold(lines, matrix, moduli.primes, often=moduli.at_once(bits))
     # Borders that repeat a position add up its weights: in digits, each of them weighed, and put together again.

@@ -18,6 +18,7 @@ from darknight.kernels.compiled import Function
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 _EXPONENTS = 90  # beyond, a scale could leave float32
+_WIDEST, _TALLEST = 1024, 8  # positions side by side, and taps along the other axis, that are projected
 
 
 def _structure(name: str, fields: str) -> type[ctypes.Structure]:
@@ -37,6 +38,11 @@ _Sliding = _structure(
     "sliding",
     "*x moduli rows channels before size inner *weights taps step hole skipped count often *primes *out",
 )
+_Projecting = _structure(
+    "projecting",
+    "*x *values factor rows row_stride channels height width *v reps longest *down *across tall wide often *primes "
+    "moduli *out",
+)
 _Product = _structure("product", "*left *right moduli rows channels n *primes *out")
 
 
@@ -48,13 +54,14 @@ class Library:
     fold: Function
     slide: Function
     dot: Function
+    project: Function
 
     @classmethod
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" for those without vector instructions of this processor."""
         found = {
             name: compiled.loaded("residues", f"darknight_{name}_{kind}3", (ctypes.c_void_p,))
-            for name in ("weigh", "fold", "slide", "dot")
+            for name in ("weigh", "fold", "slide", "dot", "project")
         }
         there = {name: function for name, function in found.items() if function is not None}
         return cls(**there) if len(there) == len(found) else None
@@ -177,6 +184,55 @@ def dot(library: Library, left: Tensor, right: Tensor, primes: tuple[int, ...]) 
     if out.numel():
         what = _Product(left.data_ptr(), right.data_ptr(), *left.shape, array_of(primes), out.data_ptr())
         library.dot(ctypes.byref(what))
+    return out
+
+
+def project(
+    library: Library,
+    values: Tensor,
+    vectors: Tensor,
+    down: Tensor,
+    across: Tensor,
+    primes: tuple[int, ...],
+    *,
+    longest: int,
+    often: int,
+    exponent: int | None,
+) -> Tensor | None:
+    """As residues.project. None if it is not for these."""
+    if exponent is not None and abs(exponent) > _EXPONENTS:
+        return None
+    rows, channels, height, width = values.shape
+    apart = values.numel() and values[0].is_contiguous() and width <= _WIDEST and down.shape[1] <= _TALLEST
+    if not apart or not _suit(torch.int32 if exponent is None else torch.float32, values):
+        return None
+    if not _suit(torch.float64, vectors, down, across):
+        return None
+    vectors, down, across = vectors.contiguous(), down.contiguous(), across.contiguous()
+    reps, tall, wide = len(vectors), down.shape[1], across.shape[1]
+    out = torch.empty(len(primes), reps, channels, tall, wide, dtype=torch.int32)
+    what = _Projecting(
+        values.data_ptr() if exponent is None else None,
+        values.data_ptr() if exponent is not None else None,
+        2.0 ** (exponent or 0),
+        rows,
+        values.stride(0),
+        channels,
+        height,
+        width,
+        vectors.data_ptr(),
+        reps,
+        longest,
+        down.data_ptr(),
+        across.data_ptr(),
+        tall,
+        wide,
+        often,
+        array_of(primes),
+        len(primes),
+        out.data_ptr(),
+    )
+    library.project(ctypes.byref(what))
     return out
 
 

@@ -300,12 +300,130 @@ INLINE void dot(const product *s) {
     }
 }
 
+/* --- sums over rows and both axes of positions --------------------------------------------------------------------- */
+#define TAPS 8 /* along the height, at most */
+
+typedef struct {
+    const int32_t *x; /* (row, channel, height, width), without gaps but between rows */
+    const float *values; /* instead of x: floats that are rounded, times the factor */
+    double factor;
+    int64_t rows, row_stride, channels, height, width; /* the width at most a tile */
+    const double *v; /* (rep, row) */
+    int64_t reps, longest; /* rows between two reductions */
+    const double *down;   /* (rep, tall, height) */
+    const double *across; /* (rep, wide, width) */
+    int64_t tall, wide, often; /* often: positions between two reductions */
+    const double *primes;
+    int64_t moduli;
+    int32_t *out; /* (modulus, rep, channel, tall, wide) */
+} projecting;
+
+/* Vectors are whole: what they have beyond the end of a line is summed too, and not looked at. */
+typedef struct {
+    double sums[2][TILE], rest[MODULI][2][TILE + LANES], total[MODULI][2][TAPS][TILE + LANES];
+    int32_t ended[TILE];
+} folio;
+
+/* n numbers of each row from `place` on, summed over rows: rest, by modulus. */
+INLINE void over_rows(const projecting *s, int rounded, int64_t rep, int twice, int64_t place, int64_t n, folio *d) {
+    const numbers all = {s->x, s->values, s->factor};
+    const double *v = s->v + rep * s->rows, *w = twice ? v + s->rows : v;
+    for (int64_t first = 0; first < s->rows; first += s->longest) {
+        const int64_t rows = s->rows - first < s->longest ? s->rows - first : s->longest;
+        tile(from_here(all, place + first * s->row_stride), rounded, s->row_stride, rows, n, v + first, w + first, twice,
+             d->sums[0], d->sums[1]);
+        for (int64_t m = 0; m < s->moduli; m++)
+            for (int r = 0; r <= twice; r++) add_centred(d->sums[r], n, s->primes[m], first == 0, d->rest[m][r]);
+    }
+    for (int64_t m = 0; m < s->moduli && s->rows > s->longest; m++)
+        for (int r = 0; r <= twice; r++) centre(d->rest[m][r], n, s->primes[m]);
+}
+
+/* total[tap] += weight of each line at that tap * the line: some lines from h on, which begin at `start` of rest. */
+INLINE void add_lines(const projecting *s, int64_t rep, int twice, int64_t h, int64_t lines, int64_t start, folio *d) {
+    const int64_t padded = (s->width + LANES - 1) / LANES * LANES;
+    for (int64_t m = 0; m < s->moduli; m++)
+        for (int r = 0; r <= twice; r++)
+            for (int64_t t = 0; t < s->tall; t++) {
+                const double *down = s->down + ((rep + r) * s->tall + t) * s->height + h;
+                const double *from = d->rest[m][r] + start;
+                double *restrict total = d->total[m][r][t];
+                for (int64_t l = 0; l < lines; l++, from += s->width) {
+                    const double weight = down[l];
+                    if (weight != 0.0) /* else this tap does not meet it */
+                        for (int64_t i = 0; i < padded; i += LANES)
+#pragma omp simd
+                            for (int lane = 0; lane < LANES; lane++) total[i + lane] += weight * from[i + lane];
+                    if ((h + l + 1) % s->often == 0) centre(total, padded, s->primes[m]);
+                }
+            }
+}
+
+INLINE void begin_channel(const projecting *s, int twice, folio *d) {
+    for (int64_t m = 0; m < s->moduli; m++)
+        for (int r = 0; r <= twice; r++)
+            for (int64_t t = 0; t < s->tall; t++)
+                memset(d->total[m][r][t], 0, (size_t)(s->width + LANES) * sizeof(double));
+}
+
+INLINE void end_channel(const projecting *s, int64_t rep, int twice, int64_t c, folio *d) {
+    for (int64_t m = 0; m < s->moduli; m++)
+        for (int r = 0; r <= twice; r++) {
+            const double *across = s->across + (rep + r) * s->wide * s->width;
+            int32_t *out = s->out + ((m * s->reps + rep + r) * s->channels + c) * s->tall * s->wide;
+            for (int64_t t = 0; t < s->tall; t++) {
+                store(d->total[m][r][t], s->width, s->primes[m], d->ended);
+                for (int64_t u = 0; u < s->wide; u++)
+                    *out++ = line(d->ended, across + u * s->width, s->width, s->often, s->primes[m]);
+            }
+        }
+}
+
+INLINE void project_two(const projecting *s, int rounded, int64_t rep, int twice) {
+    folio d;
+    const int64_t plane = s->height * s->width, several = TILE / plane, lines = TILE / s->width;
+    memset(d.rest, 0, sizeof d.rest);
+    for (int64_t first = 0; several && first < s->channels; first += several) { /* small planes: some at once */
+        const int64_t some = s->channels - first < several ? s->channels - first : several;
+        over_rows(s, rounded, rep, twice, first * plane, some * plane, &d);
+        for (int64_t c = 0; c < some; c++) {
+            begin_channel(s, twice, &d);
+            add_lines(s, rep, twice, 0, s->height, c * plane, &d);
+            end_channel(s, rep, twice, first + c, &d);
+        }
+    }
+    for (int64_t c = 0; !several && c < s->channels; c++) {
+        begin_channel(s, twice, &d);
+        for (int64_t h = 0; h < s->height; h += lines) {
+            const int64_t some = s->height - h < lines ? s->height - h : lines;
+            over_rows(s, rounded, rep, twice, c * plane + h * s->width, some * s->width, &d);
+            add_lines(s, rep, twice, h, some, 0, &d);
+        }
+        end_channel(s, rep, twice, c, &d);
+    }
+}
+
+INLINE void project(const projecting *s) {
+    for (int64_t rep = 0; rep < s->reps; rep += 2) {
+        const int two = rep + 1 < s->reps;
+        if (s->values && two)
+            project_two(s, 1, rep, 1);
+        else if (s->values)
+            project_two(s, 1, rep, 0);
+        else if (two)
+            project_two(s, 0, rep, 1);
+        else
+            project_two(s, 0, rep, 0);
+    }
+}
+
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
 #define VARIANT(name, attribute)                                                                                      \
     attribute static void weigh_##name(const weighing *s) { weigh(s); }                                               \
     attribute static void fold_##name(const folding *s) { fold(s); }                                                  \
     attribute static void slide_##name(const sliding *s) { slide(s); }                                                \
-    attribute static void dot_##name(const product *s) { dot(s); }
+    attribute static void dot_##name(const product *s) { dot(s); }                                                    \
+    attribute static void project_##name(const projecting *s) { project(s); }
 
 VARIANT(plain, )
 #if defined(__x86_64__)
@@ -317,12 +435,14 @@ static void (*chosen_weigh)(const weighing *) = weigh_plain;
 static void (*chosen_fold)(const folding *) = fold_plain;
 static void (*chosen_slide)(const sliding *) = slide_plain;
 static void (*chosen_dot)(const product *) = dot_plain;
+static void (*chosen_project)(const projecting *) = project_plain;
 
 #define CHOOSE(name)                                                                                                  \
     chosen_weigh = weigh_##name;                                                                                      \
     chosen_fold = fold_##name;                                                                                        \
     chosen_slide = slide_##name;                                                                                      \
-    chosen_dot = dot_##name;
+    chosen_dot = dot_##name;                                                                                          \
+    chosen_project = project_##name;
 
 __attribute__((constructor)) static void choose(void) {
 #if defined(__x86_64__)
@@ -343,7 +463,8 @@ __attribute__((constructor)) static void choose(void) {
     void darknight_weigh_##kind(const weighing *s) { weigh_##name(s); }                                               \
     void darknight_fold_##kind(const folding *s) { fold_##name(s); }                                                  \
     void darknight_slide_##kind(const sliding *s) { slide_##name(s); }                                                \
-    void darknight_dot_##kind(const product *s) { dot_##name(s); }
+    void darknight_dot_##kind(const product *s) { dot_##name(s); }                                                    \
+    void darknight_project_##kind(const projecting *s) { project_##name(s); }
 
 NAMED(plain_3, plain)
 #if defined(__x86_64__)
@@ -353,3 +474,4 @@ void darknight_weigh_3(const weighing *s) { chosen_weigh(s); }
 void darknight_fold_3(const folding *s) { chosen_fold(s); }
 void darknight_slide_3(const sliding *s) { chosen_slide(s); }
 void darknight_dot_3(const product *s) { chosen_dot(s); }
+void darknight_project_3(const projecting *s) { chosen_project(s); }

@@ -60,6 +60,35 @@ def weigh_rows(values: Tensor, vectors: Tensor, rows: Tensor, primes: Primes, *,
     return found
 
 
+def project(
+    values: Tensor,
+    vectors: Tensor,
+    down: Tensor,
+    across: Tensor,
+    primes: Primes,
+    *,
+    longest: int,
+    often: int,
+    exponent: int | None = None,
+) -> Tensor | None:
+    """(row, channel, height, width), (rep, row), (rep, tall, height), (rep, wide, width) -> (modulus, rep, channel,
+    tall, wide): `weigh` over rows and `fold` along both axes, in one pass. None where nothing was compiled for these.
+    """
+    _expect(values.dim() == 4 and vectors.dim() == 2, "(row, channel, height, width) and (rep, row)")
+    _expect(min(longest, often) >= 1 and _known(primes), "counts of at least 1, and one or two primes")
+    rows, _, height, width = values.shape
+    reps = len(vectors)
+    _expect(vectors.shape[1] == rows, "a weight for each row")
+    _expect(down.dim() == across.dim() == 3 and len(down) == len(across) == reps, "matrices for each repetition")
+    _expect(down.shape[2] == height and across.shape[2] == width, "a weight for each position")
+    library = chosen()
+    if library is None:
+        return None
+    return compiled_residues.project(
+        library, values, vectors, down, across, primes, longest=longest, often=often, exponent=exponent
+    )
+
+
 def fold(values: Tensor, matrix: Tensor, primes: Primes, *, often: int) -> Tensor:
     """As reference_residues.fold."""
     _expect(values.dim() == 5 and matrix.dim() == 3 and often >= 1, "five axes, three, and a count of at least 1")
