@@ -1,6 +1,7 @@
 """Unmasking and weighing in one pass: the same as one after the other, to the last bit, and nothing else is touched."""
 
 import ctypes
+import math
 import random
 import re
 import subprocess
@@ -15,7 +16,7 @@ from darknight import kernels
 from darknight.kernels import compiled_unmasking, reference, reference_residues
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Form
-from darknight.kernels.compiled_unmasking import Weighing
+from darknight.kernels.compiled_unmasking import Finishing, Weighing
 from kernels.test_field import drawn_matrix, placed, residues
 from kernels.test_residues import MODULI, at_once, entries, usable
 
@@ -71,10 +72,15 @@ def try_one(function: Function, generator: random.Random, positions: int) -> Non
     floats = memory[start : len(memory) - 9 + start].view(examples, lines, channels, positions)
     before = [source.clone() for source in sources]
     label = (prime, inputs, noises, examples, lines, channels, positions, reps, how.longest, how.often, dense)
-    found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how)
+    bias = torch.randn(channels) if generator.random() < 0.5 else None
+    limits = generator.choice([None, (0.0, math.inf), (0.0, 6.0), (-1.0, 1.0)])
+    finishing = Finishing(bias, limits)
+    found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how, finishing)
     assert found is not None, label
     outside, sums = found
     wanted, weighed = expected(form, sources, examples, exponent, how)
+    wanted = wanted if bias is None else wanted + bias[:, None]
+    wanted = wanted if limits is None else wanted.clamp(*limits)
     assert outside == [], label
     assert torch.equal(floats, wanted), label
     assert torch.equal(sums, weighed.view(sums.shape)), label
@@ -149,6 +155,8 @@ def test_other_operands_never_reach_the_library():
     ):
         *operands, weighing = wrong
         assert compiled_unmasking.unmask(never, *operands, 1.0, weighing) is None
+    for bias in (torch.zeros(5), torch.zeros(4).double(), torch.zeros(1, 4)):
+        assert compiled_unmasking.unmask(never, form, sources, floats, 1.0, how(), Finishing(bias)) is None
 
 
 def test_without_the_library_nothing_is_unmasked_this_way(monkeypatch):
@@ -203,7 +211,8 @@ for kind in sys.argv[2:]:
         out = at_the_end(4 * 2 * 2 * positions)
         what = unmasking._Unmasking(
             form.structure(), ctypes.addressof(sources), ctypes.addressof(strides), at_the_end(4 * examples * width),
-            0.5, at_the_end(4 * 4), examples, groups, lines, channels, positions, at_the_end(8 * 2 * channels),
+            0.5, at_the_end(4 * channels), 0.0, 6.0, 1, at_the_end(4 * 4), examples, groups, lines, channels, positions,
+            at_the_end(8 * 2 * channels),
             at_the_end(8 * 2 * examples * lines), 2, 16, 8, array_of((prime, 2**28 - 89)), 2, out)
         function(ctypes.byref(what))
 print("done")

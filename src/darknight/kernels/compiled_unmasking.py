@@ -30,6 +30,10 @@ class _Unmasking(ctypes.Structure):
         ("source_strides", _POINTER),
         ("floats", _POINTER),
         ("scale", _FLOAT),
+        ("bias", _POINTER),
+        ("low", _FLOAT),
+        ("high", _FLOAT),
+        ("limited", _NUMBER),
         ("outside", _POINTER),
         *((name, _NUMBER) for name in ("examples", "groups", "lines", "channels", "positions")),
         ("u", _POINTER),
@@ -56,21 +60,41 @@ class Weighing:
     often: int
 
 
+@dataclass(frozen=True, eq=False)
+class Finishing:
+    """What is done to the floats: `bias` of each channel added, then cut to `limits`. Either may be missing."""
+
+    bias: Tensor | None = None
+    limits: tuple[float, float] | None = None
+
+
+_AS_IT_IS = Finishing()
+
+
 @cache
 def chosen(kind: str = "") -> Function | None:
     """The function, or None. kind: "plain_" for that without vector instructions of this processor."""
     if not kind and not compiled.wanted():
         return None
-    return compiled.loaded("unmasking", f"darknight_unmask_{kind}1", (ctypes.c_void_p,))
+    return compiled.loaded("unmasking", f"darknight_unmask_{kind}2", (ctypes.c_void_p,))
 
 
 def unmask(
-    function: Function, form: Form, sources: Sequence[Tensor], floats: Tensor, scale: float, weighing: Weighing
+    function: Function,
+    form: Form,
+    sources: Sequence[Tensor],
+    floats: Tensor,
+    scale: float,
+    weighing: Weighing,
+    finishing: Finishing = _AS_IT_IS,
 ) -> tuple[list[int], Tensor] | None:
     """Sources (group, ...) -> floats (example, ...); (places of sources outside the field, (modulus, rep, position)).
 
     None if it is not for these.
     """
+    bias = finishing.bias
+    if bias is not None and not (plain(bias, torch.float32) and bias.shape == weighing.channels.shape[1:]):
+        return None
     structure, (reps, channels) = form.structure(), weighing.channels.shape
     results, examples, groups = len(form.matrix), len(floats), len(sources[0])
     width = channels * weighing.positions
@@ -88,6 +112,8 @@ def unmask(
     u, v = weighing.channels.contiguous(), weighing.rows.contiguous()
     if not plain(u, torch.float64) or not plain(v, torch.float64):
         return None
+    bias = None if bias is None else bias.detach().contiguous()
+    low, high = finishing.limits or (0.0, 0.0)
     sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
     outside = (_INT * len(sources))()
     places, strides = pointers(sources), numbers([each.stride(0) for each in sources])
@@ -97,6 +123,10 @@ def unmask(
         ctypes.addressof(strides),
         floats.data_ptr(),
         scale,
+        None if bias is None else bias.data_ptr(),
+        low,
+        high,
+        finishing.limits is not None,
         ctypes.addressof(outside),
         examples,
         groups,

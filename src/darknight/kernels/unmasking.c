@@ -19,6 +19,9 @@ typedef struct {
     const int64_t *source_strides; /* of a group */
     float *floats;                 /* (example, line, channel, position) */
     float scale;
+    const float *bias; /* by channel: added to the floats; or none */
+    float low, high;
+    int64_t limited; /* whether they are then cut to [low, high] */
     int32_t *outside; /* by source: whether it has numbers that are no residues */
     int64_t examples, groups, lines, channels, positions;
     const double *u; /* (rep, channel) */
@@ -58,6 +61,20 @@ INLINE void ahead_of_runs(const int32_t *from, const unmasking *s, const tile_of
             __builtin_prefetch(from + (t->some + c) * s->positions + i, 0, 2);
 }
 
+/* What is done to the results of a layer before anybody sees them: bias and activation, each rounded as if alone. */
+INLINE void finish_runs(float *restrict y, const unmasking *s, const tile_of *t) {
+    const float low = s->limited ? s->low : -INFINITY, high = s->limited ? s->high : INFINITY;
+    __asm__ volatile("" : : "r"(y) : "memory"); /* a product is not fused with the sum that follows */
+    for (int64_t c = 0; c < t->some; c++) {
+        const float bias = s->bias ? s->bias[t->channel + c] : -0.0f; /* adding this changes nothing, not even a zero */
+        float *restrict run = y + c * t->width;
+        for (int64_t i = 0; i < t->width; i++) {
+            const float sum = run[i] + bias, above = sum < low ? low : sum;
+            run[i] = above > high ? high : above;
+        }
+    }
+}
+
 /* Unmasks a tile and writes it as floats; its integers stay in made. */
 INLINE void unmask_tile(const unmasking *s, const field *f, const tile_of *t, int64_t results, int past, bench *b) {
     const int64_t n = t->some * t->width, line = s->channels * s->positions;
@@ -74,6 +91,7 @@ INLINE void unmask_tile(const unmasking *s, const field *f, const tile_of *t, in
         float converted[TILE];
         row(b->made[k], s->what.matrix + k * s->what.sources, here, s->what.low, s->what.high, s->what.sources, n, f, 1);
         to_float(converted, b->made[k], n, s->scale);
+        if (s->bias || s->limited) finish_runs(converted, s, t);
         float *to = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
         if (t->width == s->positions)
             put(to, converted, n, past);
@@ -202,8 +220,8 @@ __attribute__((constructor)) static void choose(void) {
 
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others are for tests: without vector instructions of this processor, and with those of AVX2. */
-void darknight_unmask_1(const unmasking *s) { chosen(s); }
-void darknight_unmask_plain_1(const unmasking *s) { unmask_plain(s); }
+void darknight_unmask_2(const unmasking *s) { chosen(s); }
+void darknight_unmask_plain_2(const unmasking *s) { unmask_plain(s); }
 #if defined(__x86_64__)
-void darknight_unmask_avx2_1(const unmasking *s) { unmask_avx2(s); }
+void darknight_unmask_avx2_2(const unmasking *s) { unmask_avx2(s); }
 #endif
