@@ -1,6 +1,7 @@
 """What `mkdocs build` does besides: pages that live elsewhere, pages that list themselves, and links between them.
 
-README, SECURITY, CHANGELOG and CONTRIBUTING are read where they are, so there is no second copy that could differ.
+README, SECURITY, CHANGELOG, CONTRIBUTING and the notebook are read where they are, so there is no second copy that
+could differ; what the command can do is asked of the command.
 Links are written for whoever reads the files in the repository; here they are led to the page of the same file, and
 those to files that are no page become their name.
 """
@@ -11,9 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from command_page import command_sections
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebook_page import notebook_page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -23,8 +26,10 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+NOTEBOOK, NOTEBOOK_PAGE = "examples/notebook.ipynb", "notebook.md"
+PAGE_OF = {**ELSEWHERE, NOTEBOOK: NOTEBOOK_PAGE}
 OPTIONAL = {"results.md": "Results"}  # in the navigation if the file is there, behind Performance
-EXAMPLE, ROOMS = "<!-- the example of README.md -->", "<!-- the rooms -->"
+EXAMPLE, ROOMS, COMMANDS = "<!-- the example of README.md -->", "<!-- the rooms -->", "<!-- the commands -->"
 _FENCE = re.compile(r"(^```.*?^```$)", flags=re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -47,12 +52,16 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, place in ELSEWHERE.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
+    text, pictures = notebook_page(ROOT / NOTEBOOK, NOTEBOOK_PAGE)
+    files.append(File.generated(config, NOTEBOOK_PAGE, content=text))
+    for name, picture in pictures.items():
+        files.append(File.generated(config, name, content=picture))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    home = {place: name for name, place in ELSEWHERE.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    for mark, made in ((EXAMPLE, _example), (ROOMS, _rooms)):
+    home = {place: name for name, place in PAGE_OF.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    for mark, made in ((EXAMPLE, _example), (ROOMS, _rooms), (COMMANDS, command_sections)):
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     pieces = _FENCE.split(markdown)
@@ -67,8 +76,8 @@ def _led(text: str, home: str, page: str) -> str:
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         place = os.path.normpath(Path(home).parent / target)
-        if place in ELSEWHERE:
-            wanted = ELSEWHERE[place]
+        if place in PAGE_OF:
+            wanted = PAGE_OF[place]
         elif place.startswith("docs/"):
             wanted = place.removeprefix("docs/")
         else:

@@ -1,9 +1,12 @@
 """The site: built with warnings as errors, read without a network, every link leads somewhere, pictures have words."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,7 +16,8 @@ import pytest
 import yaml
 
 from boundaries.house import ROOT
-from darknight.cli.app import COMMANDS
+from darknight.cli.app import COMMANDS, whole_command
+from darknight.worker.options import Options
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -124,6 +128,49 @@ def test_the_reference_has_what_the_docstrings_say(site):
         assert any(re.search(rf'id="darknight\.[\w.]+\.{name}"', page) for page in text.values()), name
 
 
+def options_by_command() -> dict[str, list[str]]:
+    """Every option by the command that reads it. The worker's own reader makes a record of them."""
+    found = {"worker": [f"--{field.name.replace('_', '-')}" for field in fields(Options)]}
+    for name, command in whole_command().commands.items():
+        for inner, each in getattr(command, "commands", {"": command}).items():
+            options = [option for option in each.params if option.param_type_name == "option"]
+            names = [name for option in options for name in (*option.opts, *option.secondary_opts)]
+            found.setdefault(f"{name} {inner}".strip(), names)
+    return found
+
+
+def options_not_on(page: str) -> list[str]:
+    """Options that are not in the section of their command."""
+    sections = {unescape(re.sub(r"<[^>]+>", "", part.split("</h2>")[0])): part for part in page.split("<h2")[1:]}
+    by_title = {re.sub(r"^.*>|¶$", "", title): unescape(text) for title, text in sections.items()}
+    return [
+        f"{command} {option}"
+        for command, options in options_by_command().items()
+        for option in options
+        if not re.search(rf"<code>[^<]*{option}\b(?!-)", by_title.get(f"darknight {command}", ""))
+    ]
+
+
+def test_the_page_about_the_command_has_every_option_of_every_command(site):
+    (path,) = [path for path in site if path.name == "command.html"]
+    page = path.read_text()
+    assert options_not_on(page) == []
+    assert options_not_on(page.replace("--early-stop", "--something")) == ["train --early-stop"]
+    assert "\\|" not in page
+
+
+def test_the_notebook_is_a_page_with_what_it_printed_and_drew(site):
+    (path,) = [path for path in site if path.name == "notebook.html"]
+    text = unescape(re.sub(r"<[^>]+>", "", path.read_text()))
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())["cells"]
+    printed = [line.strip() for cell in cells for out in cell.get("outputs", ()) for line in out.get("text", ())]
+    written = [line.strip() for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+    assert printed
+    assert [line for line in [*printed, *written] if line not in text] == []
+    drawn = sum("image/png" in out.get("data", {}) for cell in cells for out in cell.get("outputs", ()))
+    assert drawn == len([load for load in site[path].loads if (path.parent / load).is_file() and "notebook-" in load])
+
+
 def test_a_link_that_leads_nowhere_would_stop_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A page\n\n[nowhere](nowhere.md)\n")
@@ -146,7 +193,7 @@ def navigation(part=None):
 
 def test_every_page_is_in_the_navigation_and_every_entry_is_a_page():
     """Those of other folders and the decisions come from scripts/site/hooks.py."""
-    elsewhere = {"security.md", "changelog.md", "contributing.md", "in-one-page.md", "adr"}
+    elsewhere = {"security.md", "changelog.md", "contributing.md", "in-one-page.md", "notebook.md", "adr"}
     named = list(navigation())
     assert len(named) == len(set(named))
     here = {path.relative_to(DOCS).as_posix() for path in PAGES if path.parent.name != "adr"} - {"results.md"}

@@ -59,6 +59,11 @@ def _app(arguments: list[str]) -> typer.Typer:
     return app
 
 
+def whole_command() -> Any:
+    """All of it as a tree of commands and their options, for whoever describes it."""
+    return typer.main.get_command(_app([]))
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"darknight {__version__}")

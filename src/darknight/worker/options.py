@@ -78,8 +78,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{PROGRAM}: error: {message}\n")
 
 
-def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.environ) -> Options:
-    """The options of a command line. Ends the program, as argparse does, on --help and on mistakes (exit code 2)."""
+def options_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The reader of the flags; a variable of `environment` takes the place of a flag's default."""
     parser = _Parser(
         prog=PROGRAM,
         description=_DESCRIPTION,
@@ -125,7 +125,12 @@ def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.env
         help=f"for tests: lie as PLAN says, such as noise:passes=forward; only with {INSECURE_VARIABLE}=1",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    return parser
 
+
+def read_options(argv: list[str] | None, environment: Mapping[str, str] = os.environ) -> Options:
+    """The options of a command line. Ends the program, as argparse does, on --help and on mistakes (exit code 2)."""
+    parser = options_parser(environment)
     found = vars(parser.parse_args(argv))
     if found["hostile"] is not None:
         try:
