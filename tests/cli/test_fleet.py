@@ -121,6 +121,7 @@ def test_check_of_workers_that_are_all_well(here, site):
     table = here("fleet", "check", path, "--inputs", "1")
     assert table.returncode == 0
     assert "3 workers, 3 well" in table.stdout
+    assert all(report.address in table.stdout for report in site.reports[:3])  # in one line each
     assert "north 1 of its 1, south 1 of its 1, east 1 of its 1. No operator can unmask" in " ".join(
         table.stdout.split()
     )

@@ -85,6 +85,15 @@ def test_the_tables_fit_the_terminal_and_say_what_json_says(here, monkeypatch):
     assert rows["features.0.0"].split("│")[2].strip() == str(found["scheme"]["workers"])
 
 
+def test_the_table_says_when_workers_do_not_pay(here):
+    words = "in the enclave alone, in the clear: faster than with workers, at these speeds"
+    for flags, slower in (("", True), ("--enclave-gflops 0.001", False)):
+        done = here(flags)
+        text = " ".join(done.stdout.replace("│", " ").split())
+        assert "in the enclave alone, in the clear" in text
+        assert (words in text) is slower
+
+
 def test_json_adds_up(here):
     found = planned(here("--model resnet-small --shape 3x32x24 --workers 7 --spares 1 --json"))
     masked = [layer for layer in found["layers"] if layer["where"] == "masked"]

@@ -163,10 +163,24 @@ def test_bad_usage_is_refused_and_makes_nothing(here, tmp_path, arguments, compl
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_a_sealed_set_is_no_data_for_other_commands_which_say_whose_it_is(here):
+    here("seal", "digits", "--out", "sealed")
+    done = here("train", "--data", "sealed")
+    assert done.returncode == 2
+    assert "sealed: a sealed set, which an enclave opens: darknight submit." in done.stderr
+
+
+def test_rows_of_a_table_are_said_to_be_numbers(here, tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 5)
+    assert "2 numbers, one of 2 classes" in here("seal", "rows.csv", "--out", "sealed").stdout
+
+
 def test_a_set_that_was_changed_is_refused_in_one_line(here, tmp_path):
     here("seal", "digits", "--out", "sealed")
     here("seal", "digits", "--out", "other")
-    assert "another sealed set" in said_of(here, "sealed", "--verify", "--key", "other.key")
+    said = said_of(here, "sealed", "--verify", "--key", "other.key")
+    assert "another sealed set" in said
+    assert "or the key that belongs to the folder" in said
     path = tmp_path / "sealed" / "records"
     content = bytearray(path.read_bytes())
     content[272 * 1000 + 5] ^= 1

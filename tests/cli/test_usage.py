@@ -105,6 +105,27 @@ def test_so_it_is_at_the_command_line(tmp_path, arguments, complaint):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["fleet", "check", "--help"], ["submit", "-h"]])
+def test_the_help_shows_no_value_behind_a_flag(here, words):
+    done = here(*words)
+    assert done.returncode == 0
+    assert "--help" in done.stdout
+    assert "<bool>" not in done.stdout
+    assert "unexpected extra argument" in refused(here("train", "--resume", "true"), 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["report"], "darknight report"),
+        (["fleet", "check"], "darknight fleet check"),
+        (["train", "--epoch", "1"], "darknight train"),
+    ],
+)
+def test_a_mistake_in_what_is_written_says_where_it_is_explained(here, words, place):
+    assert refused(here(*words), 2).rstrip().endswith(f"{place} --help says how it is written.")
+
+
 def test_an_unknown_command_is_refused(here):
     assert "brain" in refused(here("brain"), 2)
 

@@ -87,6 +87,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         read_dataset("imagenet", seed=0)
 
 
+@pytest.mark.parametrize("source", ["patients.csv", "./imagenet", "data/imagenet"])
+def test_a_path_that_is_not_there_is_called_a_path(source):
+    with pytest.raises(UsageError, match=f"^{source}: there is no file or folder of that name. Check"):
+        read_dataset(source, seed=0)
+
+
 @pytest.mark.parametrize("source", ["cifar10", "cifar10:", "npz:", "digits:here", "digits:"])
 def test_a_name_and_its_argument_belong_together(source):
     name = source.split(":")[0]

@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 import warm
+from darknight.client import job_file
+from darknight.client.job_file import read_job_file
+from darknight.coding import Scheme
+from darknight.service.job import recipe_from_words
 from darknight.trust.policy import Policy, read_policy
 from darknight.trust.quote import read_quote
 from docs.walkthrough import blocks, walked
@@ -102,6 +106,17 @@ def test_the_key_for_workers_is_where_manifest_and_unit_have_it():
     assert f'{{ type = "encrypted", path = "{under_gramine}"' in manifest
     (runtime,) = re.findall(r"^RuntimeDirectory=(\S+)", UNIT.read_text(), flags=re.MULTILINE)
     assert in_a_guest == f"/run/{runtime}/identity"
+
+
+def test_the_job_file_of_the_page_has_everything_that_one_may_say(tmp_path):
+    (block,) = [block for block in blocks(PAGE, "toml") if block.startswith("kind")]
+    (tmp_path / "job.toml").write_text(block)
+    file = read_job_file(tmp_path / "job.toml")
+    said = tomllib.loads(block)
+    assert (set(said), set(said["data"])) == (job_file._TOP, job_file._DATA)
+    assert set(said["model"]) | {"layers"} == job_file._MODEL
+    assert recipe_from_words(file.recipe).epochs == 8
+    assert Scheme(**file.scheme).workers == 6
 
 
 # --- what the page names ---------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The README's example runs as written."""
 
+import codeop
 import re
 from pathlib import Path
 
@@ -15,6 +16,23 @@ def test_the_example_runs_as_written():
     for example in examples:
         assert len([line for line in example.splitlines() if line.strip()]) <= 15
         exec(compile(example, "README.md", "exec"), {})
+
+
+def typed(text: str) -> None:
+    """Takes the lines as Python does when they are pasted into its prompt; raises SyntaxError as it would."""
+    waiting: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        waiting.append(line)
+        if codeop.compile_command("\n".join(waiting), symbol="single") is not None:
+            waiting = []
+    assert not any(waiting)
+
+
+def test_the_example_can_be_pasted_into_the_prompt():
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    typed(example)
+    with pytest.raises(SyntaxError):  # a block ends with an empty line there
+        typed(re.sub(r"\n\n(?=dk\.unprotect_)", "\n", example))
 
 
 @pytest.mark.parametrize("page", ["README.md", "SECURITY.md"])

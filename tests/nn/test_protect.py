@@ -278,6 +278,21 @@ def test_the_report_lists_every_module_with_parameters_and_why(runtime):
     assert len(str(report).splitlines()) == 1 + 6
 
 
+def test_the_report_counts_no_calls_of_what_has_no_products(runtime):
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4))
+    report = dk.protect_(model, runtime)
+    model(torch.randn(3, 5))
+    linear, norm = str(report).splitlines()[1:3]
+    assert linear.split()[3:5] == ["1", "0.0"]
+    assert norm.split()[3:5] == ["-", "-"]
+    assert "nothing of this model is masked" not in str(report)
+
+
+def test_the_report_says_that_nothing_is_masked(runtime):
+    report = dk.protect_(nn.Sequential(nn.LayerNorm(4), nn.ReLU()), runtime)
+    assert str(report).endswith("nothing of this model is masked so far: workers get no part of it")
+
+
 def test_an_unsupported_setting_stays_in_the_enclave_with_its_reason(runtime):
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1))
     model[0].padding_mode = "unheard of"

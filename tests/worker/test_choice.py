@@ -69,6 +69,8 @@ def test_the_fastest_keeps_the_shape_and_every_answer_is_right(timed, caplog: py
     (record,) = caplog.records
     assert record.fields["strategy"] == "takes 1 s"
     assert record.fields["pass"] == "forward"
+    assert record.fields["input"] == "x".join(map(str, x.shape))
+    assert all(isinstance(value, str) for value in record.fields.values())  # a log line has words and numbers alone
 
 
 def test_what_is_clearly_slower_gets_one_try_only(timed):

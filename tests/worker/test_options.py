@@ -155,6 +155,15 @@ def test_a_second_worker_with_the_same_state_is_refused(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("size", ["512", "8B", "1023KiB"])
+def test_a_limit_whose_unit_was_forgotten_is_refused(capsys, size):
+    with pytest.raises(SystemExit):
+        read_options(["--allow-enclave", "a.pem", "--memory-limit", size], {})
+    assert f'"{size}" is ' in (said := capsys.readouterr().err)
+    assert "Write 512MiB or 8GiB." in said
+    assert read_options(["--allow-enclave", "a.pem", "--memory-limit", "1MiB"], {}).memory_limit == 1 << 20
+
+
 def test_a_limit_beyond_the_machine_is_noted_in_the_log(caplog, monkeypatch):
     monkeypatch.setattr(program, "available_memory", lambda: 4 << 30)
     for size, lines in (("4GiB", 0), ("5GiB", 1)):

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Callable[[], Any]] = {
     "fleet": lambda: import_module("darknight.cli.fleet").fleet,
 }
 _STEADY = {"train", "infer", "enclave", "bench"}  # whose steps are alike; others give back what they do not need
+_HELP = ["-h", "--help"]
 # Everything after the command belongs to the worker's own reader of flags, its --help included.
 _WORKER_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -43,7 +44,7 @@ def _app(arguments: list[str]) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
-        context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "DARKNIGHT"},
+        context_settings={"help_option_names": _HELP, "auto_envvar_prefix": "DARKNIGHT"},
     )
     app.callback()(darknight)
     if not wanted and "--version" in arguments:
@@ -61,7 +62,22 @@ def _app(arguments: list[str]) -> typer.Typer:
 
 def whole_command() -> Any:
     """All of it as a tree of commands and their options, for whoever describes it."""
-    return typer.main.get_command(_app([]))
+    return _command([])
+
+
+def _command(arguments: list[str]) -> Any:
+    command = typer.main.get_command(_app(arguments))
+    _say_of_flags_that_they_take_no_value(command)
+    return command
+
+
+def _say_of_flags_that_they_take_no_value(command: Any) -> None:
+    """The help would have <bool> behind each, as if `--resume true` could be written."""
+    for parameter in command.get_params(typer.Context(command, help_option_names=_HELP)):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _say_of_flags_that_they_take_no_value(each)
 
 
 def _show_version(wanted: bool) -> None:
@@ -109,18 +125,23 @@ def _kind_of(option: Any) -> Kind:
 def run(arguments: list[str]) -> int:
     """Run the command and return its exit code. Errors become one line; only a bug still shows a traceback."""
     try:
-        command, asks_for_help = typer.main.get_command(_app(arguments)), not {"-h", "--help"}.isdisjoint(arguments)
+        command, asks_for_help = _command(arguments), not set(_HELP).isdisjoint(arguments)
         code = command.main(arguments, prog_name="darknight", standalone_mode=False, obj=asks_for_help)
         return code if isinstance(code, int) else 0
     except TyperException as error:
         message = error.format_message()  # empty where the help was printed instead
-        return _complain(message, error.exit_code) if message else error.exit_code
+        return _complain(message + _where_it_says_more(error), error.exit_code) if message else error.exit_code
     except (UsageError, SchemeError) as error:
         return _complain(str(error), 2)
     except DarKnightError as error:
         return _complain(str(error), 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _where_it_says_more(error: TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return f" {context.command_path} --help says how it is written." if context is not None else ""
 
 
 def _complain(message: str, code: int) -> int:

@@ -21,6 +21,7 @@ def audit_table(audit: Audit, files: Mapping[str, Path]) -> Table:
         title=f"{'quick ' * audit.quick}audit on {escape(audit.data)}: "
         f"{'everything is as it must be' if audit.passed else 'NOT PASSED'}",
         title_style="bold" if audit.passed else "bold red",
+        caption_justify="left",
         caption="\n".join(escape(str(path)) for path in files.values()),
         padding=(0, 1),
     )

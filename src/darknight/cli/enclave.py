@@ -67,7 +67,7 @@ def enclave(
     console = Console(stderr=True, highlight=False, emoji=False)
     settings = EnclaveSettings(fleet=fleet, listen=listen, state=state, insecure_one_operator=insecure_one_operator)
     if show:
-        _show(settings, simulated=insecure_simulated_platform is not None, json=json)
+        _show(settings, simulated=insecure_simulated_platform, json=json)
         return
     provider = _provider(collateral, tuple(certs or ()), insecure_simulated_platform)
 
@@ -112,22 +112,23 @@ def _provider(collateral: Path | None, certificates: tuple[Path, ...], simulated
     return Gramine(GRAMINE, collateral=collateral)
 
 
-def _show(settings: EnclaveSettings, *, simulated: bool, json: bool) -> None:
+def _show(settings: EnclaveSettings, *, simulated: Path | None, json: bool) -> None:
     configuration = settings.configuration()
     digest = hashlib.sha256(configuration.encode()).hexdigest()
-    measurement = simulated_measurement().hex() if simulated else None
+    measurement = None if simulated is None else simulated_measurement().hex()
     if json:
-        found = {"configuration": digest, "measurement": measurement, "simulated": simulated}
+        found = {"configuration": digest, "measurement": measurement, "simulated": simulated is not None}
         print(dumps({**found, "workers": [vars(worker) for worker in configuration.workers]}, indent=2))
         return
     print(f"configuration  {digest}")
     for worker in configuration.workers:
         print(f"worker         {worker.name}, operator {worker.operator}, {worker.fingerprint}")
-    if measurement is None:
+    if simulated is None:
         print("measurement    what the tool that built the enclave printed (docs/howto/deploy-enclave.md)")
         return
     print(f"measurement    {measurement} (SIMULATED)")
     print()
     print("# a policy for clients that want to try it:")
     print(f'measurements = ["{measurement}"]')
-    print(f'insecure_simulated_root = "{ROOT_FILE}"')
+    print(f'configurations = ["{digest}"]')
+    print(f'insecure_simulated_root = "{simulated / ROOT_FILE}"')

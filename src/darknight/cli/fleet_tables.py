@@ -16,6 +16,8 @@ from darknight.cli.fleet_visits import Visit
 from darknight.fleet.file import FleetFile
 from darknight.worker.budget import size_in_words
 
+_ADDRESS = 15  # 127.0.0.1:17101 in one line
+
 
 def list_table(file: FleetFile) -> RenderableType:
     table = _table(f"{file.path}: {count_of_workers(len(file.workers))}")
@@ -30,8 +32,8 @@ def list_table(file: FleetFile) -> RenderableType:
 
 def check_table(visits: Sequence[Visit], plan: dict[str, Any] | None) -> RenderableType:
     table = _table(f"{count_of_workers(len(visits))}, {sum(visit.ok for visit in visits)} well")
-    for name in ("", "worker", "operator", "", "version", "device", "memory", "round trip"):
-        table.add_column(name, overflow="fold")
+    for name in ("", "worker", "operator", "", "version", "device", "memory\nfor you", "round\ntrip"):
+        table.add_column(name, overflow="fold", min_width=_ADDRESS if name == "worker" else None)
     for number, visit in enumerate(visits):
         table.add_row(
             str(number),

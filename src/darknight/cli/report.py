@@ -76,7 +76,11 @@ def _summary(experiments: Mapping[str, Experiment], files: list[Path]) -> dict[s
 
 def _table(experiments: Mapping[str, Experiment], files: list[Path]) -> Table:
     table = Table(
-        box=box.ROUNDED, title="results", title_style="bold", caption="\n".join(escape(str(f)) for f in files)
+        box=box.ROUNDED,
+        title="results",
+        title_style="bold",
+        caption="\n".join(escape(str(f)) for f in files),
+        caption_justify="left",
     )
     table.add_column("experiment", no_wrap=True)
     table.add_column("cells", no_wrap=True)

@@ -147,7 +147,7 @@ def _table(summary: dict[str, Any]) -> RenderableType:
     )
     table.add_column(style="bold", no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
-    shape = "x".join(map(str, data["shape"]))
+    shape = "x".join(map(str, data["shape"])) + (" numbers" if len(data["shape"]) == 1 else "")
     train, test = data["train_examples"], data["test_examples"]
     if data["labelled"] == train + test:
         table.add_row("examples", f"{train:,} for training, {test:,} for testing")

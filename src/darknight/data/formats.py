@@ -23,6 +23,8 @@ from darknight.data.split import size_of_test, stratified_split
 from darknight.data.table import read_table
 from darknight.errors import DataError, UsageError
 
+_SEALED = ("manifest.json", "head", "records")  # what `darknight seal` leaves; not for this room to open
+
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
@@ -212,11 +214,17 @@ def _recognised(source: str, labelled: bool) -> tuple[str, Path]:
         return name, Path(argument)
     path = Path(source)
     with refusing(path, "data that can be read"):
+        if not path.exists() and (path.suffix or "/" in source):
+            raise UsageError(f"{source}: there is no file or folder of that name. Check the path; or {_known()}")
         if not source or not path.exists():
             raise UsageError(f"unknown data {source!r}; {_known()} There is no file or folder of that name either.")
         for name, form in DATASETS.items():
             if form.recognise(path):
                 return name, path
+        if all((path / name).is_file() for name in _SEALED):
+            raise UsageError(
+                f"{source}: a sealed set, which an enclave opens: darknight submit. Give the files that were sealed."
+            )
         if not labelled and path.is_dir():
             return "folder", path
     looked = "; ".join(f"{name}: {form.looks_for}" for name, form in DATASETS.items() if form.looks_for)

@@ -95,5 +95,5 @@ def _too_few(scheme: Scheme, fleet: Fleet) -> str:
         f"workers see, and with more than colluders={scheme.colluders} shares the data is not hidden from it. "
         f"{listed}. This scheme needs {needed} workers, at most {scheme.colluders} of one operator; here only {usable} "
         "can be used. Add workers of other operators, raise colluders, or lower inputs. For a trial without any "
-        "privacy there is insecure_one_operator=True."
+        "privacy there is insecure_one_operator=True (of a command: --insecure-one-operator)."
     )

@@ -68,10 +68,7 @@ class Report:
 
     def __str__(self) -> str:
         header = ("layer", "kind", "where", "calls", "Mflop", "why")
-        lines = [
-            (row.name or "(model)", row.kind, row.where, f"{row.calls}", _millions(row.flops), row.why)
-            for row in self.rows
-        ]
+        lines = [(row.name or "(model)", row.kind, row.where, *_did(row), row.why) for row in self.rows]
         widths = [max(len(line[i]) for line in (header, *lines)) for i in range(5)]
         table = [
             "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[5]]).rstrip()
@@ -82,8 +79,15 @@ class Report:
         if masked + enclave:
             share = f"{masked / (masked + enclave):.1%} of the forward products so far were computed on masked shares"
             table.append(share + (f"; {unseen} scripted modules are not counted" if unseen else ""))
+        if not self.masked:
+            table.append("nothing of this model is masked so far: workers get no part of it")
         return "\n".join([self.caution, *table] if self.caution else table)
 
 
-def _millions(flops: int | None) -> str:
-    return "?" if flops is None else f"{flops / 1e6:.1f}"
+def _did(row: Row) -> tuple[str, str]:
+    """Calls and Mflop, of products: a layer that has none, or whose functions have rows of their own, shows a dash."""
+    if row.flops is None:
+        return f"{row.calls}", "?"
+    if row.where == ENCLAVE and not row.whole and not row.calls:
+        return "-", "-"
+    return f"{row.calls}", f"{row.flops / 1e6:.1f}"

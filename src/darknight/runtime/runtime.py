@@ -345,6 +345,9 @@ def _narrow(weights: Tensor) -> Tensor:
 
 def _check_fleet(scheme: Scheme, fleet: Fleet) -> None:
     if not isinstance(fleet, Fleet):
-        raise FleetError(f"a {type(fleet).__name__} where a fleet belongs. Use dk.local_fleet(scheme), or None.")
+        raise FleetError(
+            f"a {type(fleet).__name__} where a fleet belongs. Use dk.local_fleet(scheme), "
+            'dk.connect("fleet.toml"), or None.'
+        )
     if fleet.closed:
         raise FleetError("the fleet is closed. Start another one.")

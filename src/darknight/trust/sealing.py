@@ -151,7 +151,8 @@ class SealedRecords(Secret):
         self.manifest = _parsed(bytes(raw), folder / MANIFEST)
         if manifest is not None and manifest != self.manifest.digest:
             raise TrustError(
-                f"{folder / MANIFEST}: is of another sealed set than the one that is meant. Take the right folder.",
+                f"{folder / MANIFEST}: is of another sealed set than the one that is meant. Take the folder that "
+                "belongs to the key, or the key that belongs to the folder.",
                 check="manifest",
             )
         self._seal = _Seal(key, self.manifest)

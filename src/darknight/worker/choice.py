@@ -127,9 +127,9 @@ class Choice:
                 "strategy": fastest,
                 "op": work.op.name,
                 "pass": work.kind.value,
-                "input": list(work.x_shape),
-                "weights": list(work.w_shape),
-                "milliseconds": {name: round(1e3 * took, 3) for name, took in trial.seconds.items()},
+                "input": "x".join(map(str, work.x_shape)),
+                "weights": "x".join(map(str, work.w_shape)),
+                "milliseconds": ",".join(f"{name}:{1e3 * took:.3f}" for name, took in trial.seconds.items()),
             }
             _log.info("strategy chosen", extra={"fields": fields})
 

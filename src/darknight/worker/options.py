@@ -20,6 +20,7 @@ from darknight.worker.logs import LEVELS
 
 PROGRAM = "darknight worker"
 _VARIABLE = "DARKNIGHT_WORKER_"
+_LEAST_MEMORY = 1 << 20
 
 _DESCRIPTION = """\
 Computes for enclaves: multiplies masked shares with public weights, and knows nothing else.
@@ -183,9 +184,12 @@ def _address(text: str) -> str:
 
 def _size(text: str) -> int:
     try:
-        return size_from(text)
+        size = size_from(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if size < _LEAST_MEMORY:  # a unit was forgotten
+        raise argparse.ArgumentTypeError(f'"{text[:40]}" is {size:,} bytes: too few for a task. Write 512MiB or 8GiB.')
+    return size
 
 
 def _count(text: str) -> int:
