@@ -2,8 +2,8 @@
 
 README, SECURITY, CHANGELOG, CONTRIBUTING and the notebook are read where they are, so there is no second copy that
 could differ; what the command can do is asked of the command.
-Links are written for whoever reads the files in the repository; here they are led to the page of the same file, and
-those to files that are no page become their name.
+Links are written for whoever reads the files in the repository; here they are led to the page of the same file, under
+its title where the words are the file's name, and those to files that are no page become their name.
 """
 
 import ast
@@ -82,6 +82,8 @@ def _led(text: str, home: str, page: str) -> str:
             wanted = place.removeprefix("docs/")
         else:
             return f"`{place}`" if words in (place, Path(place).name) else f"{words} (`{place}`)"
+        if words in (place, Path(place).name) and place.endswith(".md"):
+            words = (ROOT / place).read_text().partition("\n")[0].removeprefix("# ")
         return f"[{words}]({os.path.relpath(wanted, Path(page).parent)}{anchor or ''})"
 
     return _LINK.sub(lead, text)

@@ -106,6 +106,12 @@ def test_every_link_of_the_site_leads_to_a_page_and_a_place_in_it(site):
     assert not lost, "\n".join(lost)
 
 
+def test_words_of_a_link_to_a_page_are_no_name_of_a_file(site):
+    files = [f"{path.name}: {name}" for path in site for name in re.findall(r">([\w/.-]+\.md)</a>", path.read_text())]
+    assert files == []
+    assert any(">Audit it yourself</a>" in path.read_text() for path in site if path.name == "security.html")
+
+
 def test_nothing_is_loaded_from_elsewhere(site):
     for path, page in site.items():
         assert page.loads

@@ -122,7 +122,7 @@ def inference_figure(experiment: Experiment) -> Drawn:
         grid[0][1].plot(places, [100 * cell["agreement"] for _, cell in shown], **style)
     for axes, y in ((grid[0][0], "top-1 accuracy (%)"), (grid[0][1], "same answer as the plain model (%)")):
         dressed(axes, x="noise N(mean, variance), in units of the bound C1 of a layer's input", y=y)
-        axes.set_xticks(range(len(settings)), settings, rotation=20, ha="right")
+        axes.set_xticks(range(len(settings)), [name.replace(", ", ",\n") for name in settings])
     least = 100 * min((cell["agreement"] for cell in experiment.cells.values()), default=1.0)
     grid[0][1].set_ylim(bottom=least - 0.1 * (100.5 - least), top=100 + 0.05 * (100.5 - least))
     legend_above(figure, grid[0][1], columns=len(models))
