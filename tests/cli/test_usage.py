@@ -120,10 +120,11 @@ def test_the_help_shows_no_value_behind_a_flag(here, words):
         (["report"], "darknight report"),
         (["fleet", "check"], "darknight fleet check"),
         (["train", "--epoch", "1"], "darknight train"),
+        (["brain"], "darknight"),
     ],
 )
 def test_a_mistake_in_what_is_written_says_where_it_is_explained(here, words, place):
-    assert refused(here(*words), 2).rstrip().endswith(f"{place} --help says how it is written.")
+    assert re.search(rf"[.?] {place} --help says how it is written\.$", refused(here(*words), 2).rstrip())
 
 
 def test_an_unknown_command_is_refused(here):

@@ -51,6 +51,12 @@ def test_it_says_simulated_wherever_it_is(walk):
     assert re.search(r"^SIMULATED +True$", (folder / "enclave.txt").read_text(), flags=re.MULTILINE)
 
 
+def test_the_policy_that_is_printed_is_the_one_that_the_page_writes(walk):
+    done, folder = walk
+    printed = done.stdout.split("# a policy for clients that want to try it:\n")[1].splitlines()[:3]
+    assert printed == (folder / "policy.toml").read_text().splitlines()
+
+
 def test_the_other_policy_got_nothing(walk):
     _, folder = walk
     (refused,) = (folder / "refused.txt").read_text().strip().splitlines()

@@ -130,7 +130,7 @@ def run(arguments: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except TyperException as error:
         message = error.format_message()  # empty where the help was printed instead
-        return _complain(message + _where_it_says_more(error), error.exit_code) if message else error.exit_code
+        return _complain(_with_where_to_look(message, error), error.exit_code) if message else error.exit_code
     except (UsageError, SchemeError) as error:
         return _complain(str(error), 2)
     except DarKnightError as error:
@@ -139,9 +139,12 @@ def run(arguments: list[str]) -> int:
         return 130
 
 
-def _where_it_says_more(error: TyperException) -> str:
+def _with_where_to_look(message: str, error: TyperException) -> str:
     context = getattr(error, "ctx", None)
-    return f" {context.command_path} --help says how it is written." if context is not None else ""
+    if context is None:
+        return message
+    end = "" if message.endswith((".", "?")) else "."
+    return f"{message}{end} {context.command_path} --help says how it is written."
 
 
 def _complain(message: str, code: int) -> int:

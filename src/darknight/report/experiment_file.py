@@ -94,7 +94,7 @@ def read_experiment(path: Path) -> Experiment:
 def experiment_from(words: object, path: Path) -> Experiment:
     """The experiment that `words` describe, looked at to the last number. path: for the error."""
     if not isinstance(words, dict) or words.get("format") != FORMAT:
-        raise DataError(f"{path}: not a file of an experiment of DarKnight. Take it out of the folder.")
+        raise DataError(f"{path}: not a file of an experiment of DarKnight. Give a folder of such alone.")
     if words.get("version") != VERSION:
         raise DataError(
             f"{path}: version {words.get('version')!r} of the format; this program reads {VERSION}. Use the program "
