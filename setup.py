@@ -22,5 +22,6 @@ setup(
         library("unmasking", "-fno-math-errno", "-fno-trapping-math"),
         library("layers", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+        library("weights", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     ]
 )

@@ -32,7 +32,7 @@ def loaded(name, symbol, arguments, result=None):
 
 compiled.loaded = loaded
 from darknight.kernels import compiled_residues, compiled_unmasking
-from kernels import test_field, test_layers, test_residues, test_unmasking
+from kernels import test_field, test_layers, test_residues, test_unmasking, test_weights
 
 if sys.argv[2] == "broken":
     library = Library.loaded()
@@ -53,6 +53,10 @@ for kind in ("", "plain_"):
     test_residues.try_everything(compiled_residues.Library.loaded(kind))
     for positions in test_unmasking.POSITIONS:
         test_unmasking.test_it_is_what_unmasking_and_weighing_give(compiled_unmasking.chosen(kind), positions, False)
+for shape in test_weights.SHAPES:
+    test_weights.agree(shape, 12, 1)
+test_weights.past_the_cache("")
+test_weights.past_the_cache("plain_")
 for shape in test_layers.SHAPES:
     test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
 for window, size in test_layers.WINDOWS:
@@ -71,7 +75,7 @@ def test_no_sanitizer_complains(tmp_path: Path):
         pytest.skip("this compiler has no AddressSanitizer")
     flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-    for name in ("field", "layers", "residues", "unmasking"):
+    for name in ("field", "layers", "residues", "unmasking", "weights"):
         command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {

@@ -57,14 +57,15 @@ def _without_mean(sums, length):
 
 def test_ordinary_values_keep_all_their_bits():
     """Scaling down costs precision, so it is for sums that need it."""
-    from darknight.coding.fixed_point import exponent_for
+    from darknight.coding.fixed_point import exponent_for, moments
     from darknight.runtime.layer import SentWeights
-    from darknight.runtime.scales import input_exponent
+    from darknight.runtime.scales import input_exponent, weight_sizes
 
     for case in CASES:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(case.x_shape, generator=generator)
         w = torch.randn(case.w_shape, generator=generator).mul(300).int()
         largest = float(x.abs().max())
-        weights = SentWeights("a", 1, case.op, w, 0)
+        sizes = weight_sizes(case.op, case.w_shape, moments(w.flatten(2) if w.dim() > 2 else w.unsqueeze(2), 0))
+        weights = SentWeights("a", 1, case.op, w, 0, sizes=sizes)
         assert input_exponent(dk.Field(), case.op, x, largest, weights, False)[0] == exponent_for(largest, 10)

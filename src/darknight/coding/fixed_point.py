@@ -7,7 +7,15 @@ import math
 from torch import Tensor
 
 from darknight.errors import EncodingError
-from darknight.kernels import checksum, dequantise, moments, quantise_nearest, quantise_stochastic, unchanged
+from darknight.kernels import (
+    checksum,
+    dequantise,
+    moments,
+    quantise_nearest,
+    quantise_stochastic,
+    requantise,
+    unchanged,
+)
 from darknight.kernels import largest_magnitude as _largest
 
 __all__ = [
@@ -18,6 +26,7 @@ __all__ = [
     "moments",
     "quantise_nearest",
     "quantise_stochastic",
+    "requantise",
     "unchanged",
 ]
 

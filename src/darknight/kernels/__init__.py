@@ -5,7 +5,7 @@ sources), never on the batch.
 
 reference, reference_residues    what each of them is
 masking, residues                which of the two does it
-compiled_field, compiled_residues, compiled_unmasking    the libraries of field.c, residues.c and unmasking.c
+compiled_field, compiled_residues, compiled_unmasking, compiled_weights    the libraries of the C files
 """
 
 from darknight.kernels.compiled_unmasking import Weighing
@@ -18,13 +18,15 @@ from darknight.kernels.masking import (
     moments,
     quantise_nearest,
     quantise_stochastic,
+    requantise,
     unchanged,
     unmask,
     unmask_weighed,
 )
-from darknight.kernels.reference import are_residues, combine_grid, dequantise
+from darknight.kernels.reference import Requantised, are_residues, combine_grid, dequantise
 
 __all__ = [
+    "Requantised",
     "Weighing",
     "are_residues",
     "checksum",
@@ -37,6 +39,7 @@ __all__ = [
     "moments",
     "quantise_nearest",
     "quantise_stochastic",
+    "requantise",
     "unchanged",
     "unmask",
     "unmask_weighed",

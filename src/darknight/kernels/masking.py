@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled_field, compiled_unmasking, reference
+from darknight.kernels import compiled_field, compiled_unmasking, compiled_weights, reference
 from darknight.kernels.compiled_field import Form, Range, chosen
 from darknight.kernels.compiled_unmasking import Weighing
+from darknight.kernels.reference import Requantised
 
 _EXPONENTS = 90  # beyond, the reference takes float64
 
@@ -126,6 +127,16 @@ def unchanged(values: Tensor, exponent: int, quantised: Tensor) -> float:
     library = chosen()
     found = None if library is None else compiled_field.unchanged(library, values, 2.0**exponent, quantised)
     return reference.unchanged(values, exponent, quantised) if found is None else found
+
+
+def requantise(
+    values: Tensor, exponent: int, bits: int, *, counted: bool, earlier: Tensor | None
+) -> Requantised | None:
+    """As reference.requantise."""
+    function, does = compiled_weights.chosen(), reference.requantise
+    if function is not None and compiled_weights.suits(values, exponent, bits, earlier):
+        does = partial(compiled_weights.requantise, function)
+    return does(values, exponent, bits, counted=counted, earlier=earlier)
 
 
 def cut_words(words: Tensor, mask: int, last: int) -> Tensor:

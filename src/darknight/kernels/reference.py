@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -139,6 +140,33 @@ def unchanged(values: Tensor, exponent: int, quantised: Tensor) -> float:
     """largest_magnitude(values), if they are still quantised to `quantised`; else infinity."""
     same = values.shape == quantised.shape and bool(quantise_nearest(values, exponent).equal(quantised))
     return largest_magnitude(values) if same else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Requantised:
+    """Integers of new weights; the largest magnitude of what they were; their moments; and those before, as int16."""
+
+    integers: Tensor
+    largest: float
+    moments: tuple[Tensor, Tensor] | None
+    earlier: Tensor | None
+
+
+def requantise(
+    values: Tensor, exponent: int, bits: int, *, counted: bool, earlier: Tensor | None
+) -> Requantised | None:
+    """quantise_nearest of (row, channel, ...), and all that a step needs of it.
+
+    counted: with the moments of (row, channel, rest). earlier: integers of `bits` bits, and of the same shape. None if
+    a magnitude has more bits at this scale, or is no number: then another scale is the right one, if any is.
+    """
+    largest = largest_magnitude(values)
+    if not largest * 2.0**exponent < 2.0**bits:
+        return None
+    integers = quantise_nearest(values, exponent)
+    rest = math.prod(values.shape[2:])
+    found = moments(integers.reshape(*values.shape[:2], rest), 0) if counted else None
+    return Requantised(integers, largest, found, None if earlier is None else earlier.to(torch.int16))
 
 
 def cut_words(words: Tensor, mask: int, last: int) -> Tensor:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
 from darknight.coding import Field, Scheme
-from darknight.coding.fixed_point import exponent_for, largest_magnitude, quantise_nearest, unchanged
+from darknight.coding.fixed_point import exponent_for, largest_magnitude, requantise, unchanged
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
 from darknight.randomness import rounding_words
-from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.layer import Layer, NewWeights, Saved, SentWeights
 from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
-from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent
+from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent, weight_sizes
 from darknight.types import Pass
 
 T = TypeVar("T")
@@ -60,10 +60,22 @@ class FieldCalls:
         self._certain = scheme.integrity in ("parity", "off")
         self._certain_weight = scheme.integrity == "off"
 
-    def weights(self, w: Tensor) -> tuple[Tensor, int]:
-        """The weights as workers get them. Their scale depends on nothing but the weights."""
-        exponent = exponent_for(largest_magnitude(w), self._arithmetic.bits)
-        return quantise_nearest(_wide(w), exponent), exponent
+    def weights(self, op: BilinearOp, w: Tensor, known: SentWeights | None, *, keep: bool) -> NewWeights:
+        """The weights as workers get them. keep: together with `known`, those before, of the same form.
+
+        Their scale depends on nothing but the weights: that of `known` is tried first, and is nearly always right.
+        """
+        values, bits = _wide(w), self._arithmetic.bits
+        earlier = known.tensor if known is not None and keep else None
+        exponent = exponent_for(largest_magnitude(values), bits) if known is None else known.exponent
+        made = requantise(values, exponent, bits, counted=not self._certain, earlier=earlier)
+        largest = largest_magnitude(values) if made is None else made.largest
+        if made is None or exponent_for(largest, bits) != exponent:
+            exponent = exponent_for(largest, bits)
+            made = requantise(values, exponent, bits, counted=not self._certain, earlier=earlier)
+        assert made is not None, "at the scale of their largest magnitude they have these bits"
+        sizes = None if made.moments is None else weight_sizes(op, tuple(w.shape), made.moments)
+        return NewWeights(made.integers, exponent, sizes, made.earlier)
 
     def are_still(self, weights: SentWeights, w: Tensor) -> bool:
         """Whether `weights` would come out of w."""

@@ -28,7 +28,17 @@ class SentWeights:
     tensor: Tensor
     exponent: int
     message: Weights | None = field(default=None, repr=False)  # the one object that is posted to every worker
-    sizes: tuple[Sizes, Sizes] | None = None  # of what an element of y meets, and an element of gx (Field)
+    sizes: tuple[Sizes, Sizes] | None = None  # of what an element of y meets, and of gx (Field, where scales need it)
+
+
+@dataclass(frozen=True, eq=False)
+class NewWeights:
+    """Weights before they have a version. earlier: those before, in less memory where that is possible."""
+
+    tensor: Tensor
+    exponent: int
+    sizes: tuple[Sizes, Sizes] | None = None
+    earlier: Tensor | None = None
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from darknight.coding import Real
 from darknight.coding.fixed_point import largest_magnitude
 from darknight.ops import BilinearOp
-from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.layer import Layer, NewWeights, Saved, SentWeights
 from darknight.types import Pass
 
 
@@ -31,11 +31,11 @@ class RealCalls:
         self._dtype = arithmetic.dtype
         self._products = products
 
-    def weights(self, w: Tensor) -> tuple[Tensor, int]:
-        """The weights as workers get them."""
+    def weights(self, op: BilinearOp, w: Tensor, known: SentWeights | None, *, keep: bool) -> NewWeights:
+        """The weights as workers get them. keep: together with `known`, those before."""
         sent = w.to(self._dtype, copy=True)
         largest_magnitude(sent)  # refuses what is not finite, or is no longer
-        return sent, 0
+        return NewWeights(sent, 0, earlier=known.tensor if known is not None and keep else None)
 
     def are_still(self, weights: SentWeights, w: Tensor) -> bool:
         """Whether `weights` would come out of w."""

@@ -302,17 +302,18 @@ class Runtime:
     def _weights(self, layer: Layer, op: BilinearOp, w: Tensor) -> SentWeights:
         """The version of the weights that workers have, or a new one if the weights changed, however they did."""
         known = layer.weights
-        if known is not None and known.op == op and self._calls.are_still(known, w):
+        if known is not None and (known.op != op or known.tensor.shape != w.shape):
+            known = None  # of another form
+        if known is not None and self._calls.are_still(known, w):
             return known
         try:
-            tensor, exponent = self._calls.weights(w)
+            new = self._calls.weights(op, w, known, keep=self.fleet is not None)
         except EncodingError as error:
             raise EncodingError(f"its weight: {error}") from None
         self._versions += 1
-        same_form = known is not None and known.op == op and known.tensor.shape == tensor.shape
-        layer.earlier = _narrow(known.tensor) if known is not None and same_form and self.fleet else None
-        layer.weights = known = SentWeights(layer.name, self._versions, op, tensor, exponent)
-        return known
+        layer.earlier = new.earlier
+        layer.weights = SentWeights(layer.name, self._versions, op, new.tensor, new.exponent, sizes=new.sizes)
+        return layer.weights
 
     def _check_operands(self, op: BilinearOp, x: Tensor, w: Tensor) -> None:
         for what, tensor in (("input", x), ("weight", w)):
@@ -333,14 +334,6 @@ class Runtime:
                 PrivacyWarning,
                 stacklevel=2,
             )
-
-
-def _narrow(weights: Tensor) -> Tensor:
-    """The same values in less memory, if they are small integers."""
-    if weights.is_floating_point() or not weights.numel():
-        return weights
-    small = all(-(2**15) <= int(value) < 2**15 for value in weights.aminmax())
-    return weights.to(torch.int16) if small else weights
 
 
 def _check_fleet(scheme: Scheme, fleet: Fleet) -> None:

@@ -38,13 +38,15 @@ def _surveyed(op: BilinearOp, values: Tensor, exponent: int) -> tuple[Sizes, Siz
     return Sizes.of(by_example, values[0].numel()), Sizes.of(by_channel, values.numel() // max(1, rows.shape[1]))
 
 
+def weight_sizes(op: BilinearOp, shape: tuple[int, ...], moments: tuple[Tensor, Tensor]) -> tuple[Sizes, Sizes]:
+    """What one element of y meets, and what one element of gx meets, from the moments of the integer weights."""
+    by_row, by_channel = moments
+    sizes = Sizes.of(by_row, prod(shape[1:])), Sizes.of(by_channel, prod(shape) // max(1, shape[1]))
+    return sizes if op.output_axis == 0 else (sizes[1], sizes[0])
+
+
 def _of_weights(weights: SentWeights) -> tuple[Sizes, Sizes]:
-    """What one element of y meets, and what one element of gx meets. The same for every call with these weights."""
-    if weights.sizes is None:
-        w = weights.tensor
-        first, second = moments(w.reshape(*w.shape[:2], prod(w.shape[2:])), 0)
-        sizes = Sizes.of(first, w[0].numel()), Sizes.of(second, w.numel() // max(1, w.shape[1]))
-        weights.sizes = sizes if weights.op.output_axis == 0 else (sizes[1], sizes[0])
+    assert weights.sizes is not None, "the scheme checks in the second field, so they were counted"
     return weights.sizes
 
 
