@@ -4,8 +4,9 @@ With x and y a layer's input and output of the whole batch, w its weights, `widt
 `plan.traffic` counts them (P of a masking go out, K + M + E answers come back, K + 2M of a weight gradient):
 
     phase       a pass of its own reads -> writes                          joined with its neighbours
-    weights     w, its integers (the same?); w (its scale), w -> integers  w -> integers
-    scale       x (its largest), x (its moments), w                        nothing: whoever writes x knows them
+    weights     w, its integers (the same?); w -> integers, and those      w -> integers
+                before -> half as many bytes
+    scale       x (its largest), x (its moments)                           nothing: whoever writes x knows them
     encode      x, noise -> shares, integers, noise                        x -> shares
     checksum    integers of x                                              nothing
     links       shares -> shares, weights -> weights                       nothing: made where they lie
@@ -160,8 +161,7 @@ def _forward(product: Product, network: Network, candidate: Candidate, traffic: 
         yield _spared("weights", read=2 * w)
     else:  # the first tile shows that they changed
         yield _needed("weights", read=w, written=w)
-        yield _spared("weights", read=w)
-        yield _spared("scale", read=w)
+        yield _spared("weights", read=w, written=w // 2)
         yield _spared(LINKS, read=w, written=w)  # one copy for all workers of a machine
         yield _spared("checksum", read=x)
     yield _spared("scale", read=2 * x)

@@ -8,14 +8,11 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
 
-#define TILE 1024
 #define LANES 16
-#define ROWS 128        /* so many squares, of up to 2^24 each, fit 32 bits */
-#define LARGE (1 << 20) /* numbers that are too many for the cache */
+#define AHEAD 128 /* numbers that are fetched before they are needed */
+#define TILE 1024 /* a lane has a sixteenth of its squares, up to 2^24 each: their sum fits 32 bits, */
+#define ROWS 128  /* and so does that of so many in a column */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
@@ -29,85 +26,86 @@ typedef struct {
     uint32_t *room;          /* (2, channels * inner), zeros before */
 } requantisation;
 
-/* --- to memory ----------------------------------------------------------------------------------------------------- */
+/* --- a run of numbers ---------------------------------------------------------------------------------------------- */
 
-/* Past the cache, for what is not read soon: a line need not be fetched before it is written. */
-INLINE void put(void *to, const void *from, int64_t size) {
-#if defined(__x86_64__)
-    char *out = to;
-    const char *in = from;
-    int64_t before = (int64_t)(-(uintptr_t)out & 15);
-    before = before < size ? before : size;
-    memcpy(out, in, (size_t)before);
-    for (out += before, in += before, size -= before; size >= 16; out += 16, in += 16, size -= 16)
-        _mm_stream_si128((__m128i *)out, _mm_loadu_si128((const __m128i *)in));
-    memcpy(out, in, (size_t)size);
-#else
-    memcpy(to, from, (size_t)size);
-#endif
-}
+/* By lane: the largest magnitude, whether one was beyond the limit, the sum and the sum of squares. */
+typedef struct {
+    float most[LANES];
+    int32_t beyond[LANES];
+    uint32_t sum[LANES], squares[LANES];
+} lanes;
 
-INLINE void settled(void) {
-#if defined(__x86_64__)
-    _mm_sfence(); /* another thread reads it next */
-#endif
-}
-
-/* Fetches the tile after this one meanwhile. Beyond the end it does nothing: a prefetch never faults. */
-INLINE void ahead(const void *from, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch((const int32_t *)from + TILE + i, 0, 2);
-}
-
-/* --- a tile -------------------------------------------------------------------------------------------------------- */
-
-/* Rounded; and the largest magnitude so far. Returns whether one is not below the limit, as no NaN is: they are held at
- * the limit, so that they are integers at all. */
-INLINE int32_t rounded(const float *restrict x, int32_t *restrict q, int64_t n, float scale, float limit,
-                       float *restrict largest) {
-    float most = *largest;
-    int32_t beyond = 0;
-#pragma omp simd reduction(max : most) reduction(| : beyond)
-    for (int64_t i = 0; i < n; i++) {
-        const float magnitude = fabsf(x[i]), scaled = x[i] * scale;
+/* As many numbers as there are lanes. Those beyond the limit, as every NaN is, are held there: so they are integers. */
+INLINE void some(const float *restrict x, const int32_t *restrict known, int32_t *restrict q, int16_t *restrict narrow,
+                 uint32_t *restrict sums, uint32_t *restrict squares, float scale, float limit, lanes *restrict all) {
+#pragma omp simd
+    for (int l = 0; l < LANES; l++) {
+        const float magnitude = fabsf(x[l]), scaled = x[l] * scale;
         const float below = scaled < limit ? scaled : limit, held = below > -limit ? below : -limit;
-        most = magnitude > most ? magnitude : most;
-        beyond |= !(magnitude * scale < limit);
-        q[i] = (int32_t)rintf(held);
+        all->most[l] = magnitude > all->most[l] ? magnitude : all->most[l];
+        all->beyond[l] |= !(magnitude * scale < limit);
+        q[l] = (int32_t)rintf(held);
     }
-    *largest = most;
-    return beyond;
-}
-
-INLINE void narrowed(int16_t *restrict to, const int32_t *restrict from, int64_t n) {
-    for (int64_t i = 0; i < n; i++) to[i] = (int16_t)from[i];
-}
-
-/* Adds to the sums by place, and the tile's own to those of its row. A lane has a sixteenth of a tile, which fits. */
-INLINE void counted(const int32_t *restrict q, int64_t n, uint32_t *restrict sums, uint32_t *restrict squares,
-                    int64_t *restrict row) {
-    uint32_t first[LANES] = {0}, second[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
+    if (sums) {
 #pragma omp simd
         for (int l = 0; l < LANES; l++) {
-            const uint32_t value = (uint32_t)q[i + l], square = value * value;
-            first[l] += value;
-            second[l] += square;
-            sums[i + l] += value;
-            squares[i + l] += square;
+            const uint32_t value = (uint32_t)q[l], square = value * value;
+            all->sum[l] += value;
+            all->squares[l] += square;
+            sums[l] += value;
+            squares[l] += square;
         }
     }
-    for (int l = 0; i < n; i++, l++) {
-        const uint32_t value = (uint32_t)q[i], square = value * value;
-        first[l] += value;
-        second[l] += square;
-        sums[i] += value;
-        squares[i] += square;
+    if (known) {
+#pragma omp simd
+        for (int l = 0; l < LANES; l++) narrow[l] = (int16_t)known[l];
+    }
+}
+
+/* Up to a tile, at `place`, which is `start` in its row. Returns whether a number is beyond the limit. */
+INLINE int32_t run(const requantisation *s, int64_t place, int64_t start, int64_t n, float *most, int64_t *row,
+                   int counted, int kept) {
+    const float *x = s->x + place;
+    const int32_t *known = kept ? s->known + place : 0;
+    int32_t *q = s->q + place, beyond = 0;
+    int16_t *narrow = kept ? s->narrow + place : 0;
+    uint32_t *sums = counted ? s->room + start : 0;
+    uint32_t *squares = counted ? s->room + s->channels * s->inner + start : 0;
+    lanes all;
+    memset(&all, 0, sizeof all);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        __builtin_prefetch(x + i + AHEAD); /* beyond the end it does nothing: it never faults */
+        if (kept) __builtin_prefetch(known + i + AHEAD);
+        some(x + i, kept ? known + i : 0, q + i, kept ? narrow + i : 0, counted ? sums + i : 0,
+             counted ? squares + i : 0, s->scale, s->limit, &all);
+    }
+    if (i < n) { /* the rest, and zeros, elsewhere */
+        const size_t left = (size_t)(n - i);
+        float floats[LANES] = {0};
+        int32_t before[LANES] = {0}, after[LANES];
+        int16_t halves[LANES];
+        uint32_t sum[LANES], square[LANES];
+        memcpy(floats, x + i, left * sizeof *x);
+        if (kept) memcpy(before, known + i, left * sizeof *known);
+        memset(sum, 0, sizeof sum);
+        memset(square, 0, sizeof square);
+        some(floats, kept ? before : 0, after, halves, counted ? sum : 0, square, s->scale, s->limit, &all);
+        memcpy(q + i, after, left * sizeof *q);
+        if (kept) memcpy(narrow + i, halves, left * sizeof *narrow);
+        for (size_t l = 0; counted && l < left; l++) {
+            sums[i + (int64_t)l] += sum[l];
+            squares[i + (int64_t)l] += square[l];
+        }
     }
     for (int l = 0; l < LANES; l++) {
-        row[0] += (int32_t)first[l];
-        row[1] += second[l];
+        *most = all.most[l] > *most ? all.most[l] : *most;
+        beyond |= all.beyond[l];
+        if (!counted) continue;
+        row[0] += (int32_t)all.sum[l];
+        row[1] += all.squares[l];
     }
+    return beyond;
 }
 
 /* --- the whole ----------------------------------------------------------------------------------------------------- */
@@ -124,29 +122,22 @@ INLINE void settle(const requantisation *s) {
 }
 
 /* The largest magnitude; or -1, and results that mean nothing, as soon as one is not below the limit. */
-INLINE float requantise(const requantisation *s) {
+INLINE float requantise_as(const requantisation *s, int counted, int kept) {
     const int64_t length = s->channels * s->inner;
-    const int past = s->outer * length > LARGE;
-    int32_t tile[TILE];
-    int16_t half[TILE];
     float most = 0.0f;
     for (int64_t o = 0; o < s->outer; o++) {
         for (int64_t start = 0; start < length; start += TILE) {
-            const int64_t some = length - start < TILE ? length - start : TILE, place = o * length + start;
-            int32_t *whole = past ? tile : s->q + place;
-            ahead(s->x + place, some);
-            if (rounded(s->x + place, whole, some, s->scale, s->limit, &most)) return -1.0f;
-            if (s->rows) counted(whole, some, s->room + start, s->room + length + start, s->rows + 2 * o);
-            if (past) put(s->q + place, tile, some * (int64_t)sizeof *tile);
-            if (!s->known) continue;
-            ahead(s->known + place, some);
-            narrowed(past ? half : s->narrow + place, s->known + place, some);
-            if (past) put(s->narrow + place, half, some * (int64_t)sizeof *half);
+            const int64_t n = length - start < TILE ? length - start : TILE, place = o * length + start;
+            if (run(s, place, start, n, &most, counted ? s->rows + 2 * o : 0, counted, kept)) return -1.0f;
         }
-        if (s->rows && (o % ROWS == ROWS - 1 || o == s->outer - 1)) settle(s);
+        if (counted && (o % ROWS == ROWS - 1 || o == s->outer - 1)) settle(s);
     }
-    if (past) settled();
     return most;
+}
+
+INLINE float requantise(const requantisation *s) {
+    if (s->rows) return s->known ? requantise_as(s, 1, 1) : requantise_as(s, 1, 0);
+    return s->known ? requantise_as(s, 0, 1) : requantise_as(s, 0, 0);
 }
 
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
