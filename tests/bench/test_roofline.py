@@ -47,8 +47,8 @@ def test_a_training_step_of_one_layer_by_hand():
     sent = 5 * SHARE_X, 5 * SHARE_Y  # there and back again
     came = 4 * SHARE_Y, 4 * SHARE_X, 5 * W  # y, the gradient of x, that of the weight
     assert floor.apart == {
-        "weights": moved(2 * W, W),
-        "scale": moved(W + 2 * X + 2 * Y, 0),
+        "weights": moved(2 * W, W + W // 2),
+        "scale": moved(2 * X + 2 * Y, 0),
         "encode": moved(
             X + SHARE_X + Y + SHARE_Y + Y + X,  # values, noise, rounding words, x once more
             sent[0] + SHARE_X + X + sent[1] + SHARE_Y + Y + X,

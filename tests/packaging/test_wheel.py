@@ -105,10 +105,11 @@ def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python,
         "darknight/kernels/_field",
         "darknight/kernels/_layers",
         "darknight/kernels/_residues",
+        "darknight/kernels/_weights",
     ]
     script = (
-        "from darknight.kernels import compiled_field, compiled_residues\n"
-        "print(compiled_residues.chosen() is not None and compiled_field.chosen() is not None)"
+        "from darknight.kernels import compiled_field, compiled_residues, compiled_weights\n"
+        "print(None not in [each.chosen() for each in (compiled_field, compiled_residues, compiled_weights)])"
     )
     assert run(python, "-c", script, cwd=tmp_path).strip() == "True"
 
