@@ -105,6 +105,7 @@ def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python,
         "darknight/kernels/_field",
         "darknight/kernels/_layers",
         "darknight/kernels/_residues",
+        "darknight/kernels/_unmasking",
         "darknight/kernels/_weights",
     ]
     script = (

@@ -5,7 +5,7 @@ sources), never on the batch.
 
 reference, reference_residues    what each of them is
 masking, residues                which of the two does it
-compiled_field, compiled_residues, compiled_unmasking, compiled_weights    the libraries of the C files
+compiled_field, compiled_residues, compiled_unmasking, compiled_weights    the libraries of the C files of these names
 """
 
 from darknight.kernels.compiled_unmasking import Weighing
