@@ -14,7 +14,7 @@ setup: $(STAMP) ## create .venv and install DarKnight with its development tools
 
 # torch goes first and alone: it is by far the largest, and everything else is resolved around it.
 # The build runs without isolation, on the setuptools pinned in constraints.txt, so nothing is fetched twice or unpinned.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/darknight/kernels/*.c)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/darknight/kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, and $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@echo "Setting up $(VENV), once: some gigabytes, and some minutes without a word. PyTorch first."
 	$(PYTHON) -m venv $(VENV)
