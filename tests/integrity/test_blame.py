@@ -11,6 +11,7 @@ import darknight as dk
 from darknight.coding import PRIME_28, WITNESS
 from darknight.integrity import Given, blame
 from darknight.integrity import real as checks
+from darknight.integrity.weighing import Moduli
 from darknight.ops import either
 from darknight.randomness import Randomness, uniform_below
 from darknight.types import Pass
@@ -95,7 +96,8 @@ def test_a_check_that_took_wrapping_for_a_lie_would_name_honest_workers(
 ):
     """The test above can fail: in the second field an honest product of residues is wrong."""
     given, answer = in_field(SMALL[0], kind, randomness)
-    monkeypatch.setattr("darknight.integrity.freivalds._moduli", lambda prime, wraps: (WITNESS[prime],))
+    for module in ("freivalds", "weighed"):
+        monkeypatch.setattr(f"darknight.integrity.{module}.moduli_for", lambda prime, wraps: Moduli((WITNESS[prime],)))
     assert not blame.right_in_field(given, answer, PRIME_28, randomness.fresh())
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import darknight as dk
+from darknight.integrity.weighing import Moduli
 from darknight.kernels import masking, residues
 from fleet.threads import thread_fleet
 from runtime.scripts import batch, forced, network, train, trained_alone, trained_by_fleet
@@ -109,7 +110,8 @@ def test_an_unnoticed_wrap_would_change_the_result(monkeypatch):
     scheme = dk.Scheme(inputs=4, colluders=1)
     forced(monkeypatch, 3)
     alone, _ = gradients(lambda: dk.Runtime(scheme, None))
-    monkeypatch.setattr("darknight.integrity.freivalds._moduli", lambda prime, wraps: (prime, prime))
+    for module in ("freivalds", "weighed"):
+        monkeypatch.setattr(f"darknight.integrity.{module}.moduli_for", lambda prime, wraps: Moduli((prime, prime)))
     with thread_fleet(scheme) as fleet:
         blind, overflows = gradients(lambda: dk.Runtime(scheme, fleet))
     assert overflows == 0
