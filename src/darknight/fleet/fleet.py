@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -29,6 +29,7 @@ from darknight.fleet.deadlines import Deadlines
 from darknight.fleet.member import Line, Member, quoted
 from darknight.types import Answer, Expected, Forget, Pass, Record, Task, Weights
 from darknight.wire import LinkError, Refused
+from darknight.wire.switchboard import attended
 
 _log = logging.getLogger("darknight.fleet")
 
@@ -167,30 +168,31 @@ class Fleet:
         answered: list[float] = []
         waiting = {future: worker for worker, future in asked.items()}
         outcome, refused = Outcome(), set()
-        while waiting:
-            due = self._deadlines.due(key, asked=asked, times=times) if within is None else within
-            left = begun + due - time.monotonic()
-            done, _ = wait(waiting, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
-            if not done:
-                waited = time.monotonic() - begun
-                for future, worker in waiting.items():
-                    outcome.lost[worker] = self._lines[worker].late(future, waited)
-                break
-            times += [time.monotonic() - begun] * len(done)
-            for future in done:
-                worker = waiting.pop(future)
-                try:
-                    outcome.answers[worker] = self._checked(worker, future, expected[worker])
-                    self._lines[worker].answered()
-                    answered.append(times[-1])
-                except Refused as error:
-                    outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
-                    refused.add(worker)
-                except _Nonsense as error:  # it is out already
-                    outcome.lost[worker] = self._lines[worker].error(str(error))
-                    outcome.impossible[worker] = error.kind
-                except LinkError as error:
-                    outcome.lost[worker] = self._lines[worker].failed(error)
+        with attended(asked.values()) as first_done:
+            while waiting:
+                due = self._deadlines.due(key, asked=asked, times=times) if within is None else within
+                left = begun + due - time.monotonic()
+                done = first_done(waiting, left)
+                if not done:
+                    waited = time.monotonic() - begun
+                    for future, worker in waiting.items():
+                        outcome.lost[worker] = self._lines[worker].late(future, waited)
+                    break
+                times += [time.monotonic() - begun] * len(done)
+                for future in done:
+                    worker = waiting.pop(future)
+                    try:
+                        outcome.answers[worker] = self._checked(worker, future, expected[worker])
+                        self._lines[worker].answered()
+                        answered.append(times[-1])
+                    except Refused as error:
+                        outcome.lost[worker] = self._lines[worker].error(quoted(error), refused=True)
+                        refused.add(worker)
+                    except _Nonsense as error:  # it is out already
+                        outcome.lost[worker] = self._lines[worker].error(str(error))
+                        outcome.impossible[worker] = error.kind
+                    except LinkError as error:
+                        outcome.lost[worker] = self._lines[worker].failed(error)
         if 2 * len(answered) >= len(asked) and within is None:
             self._deadlines.measured(key, answered, asked=asked)
         return Outcome(outcome.answers, outcome.lost, frozenset(refused), outcome.impossible)

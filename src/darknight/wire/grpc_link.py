@@ -4,7 +4,7 @@ Threads: gRPC pulls what is to be sent from a queue, frame by frame; one reader 
 futures. Whoever posts or asks only adds to the queue, so a worker that stalls holds up nobody but itself.
 
 With shared memory the stream is for the greeting and the end. Between them frames go over the door of that memory, at
-once and from whoever posts or asks, and another thread takes what comes there (`wire.bell`).
+once and from whoever posts or asks; what comes there is taken by whoever waits for answers (`wire.switchboard`).
 
 Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
     frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only; with shared memory,
@@ -35,7 +35,7 @@ from torch import Tensor
 from darknight.errors import OpError
 from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
 from darknight.wire import codec, handshake
-from darknight.wire.bell import Bell
+from darknight.wire.bell import OVER, Bell
 from darknight.wire.codec import BadFrame, Header
 from darknight.wire.doors import knock
 from darknight.wire.fields import printable
@@ -46,6 +46,7 @@ from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
 from darknight.wire.outbox import Outbox, Parcel
 from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
+from darknight.wire.switchboard import Awaited, Switchboard
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
 
 _LAST_WORDS = 0.5  # seconds to hear at the door what a worker said before it ended, or why
@@ -101,7 +102,7 @@ class GrpcLink:
             self._stream.post(part)
 
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
-        question = Question(task.layer, task.call, expected)
+        question = Question(task.layer, task.call, expected, self._stream.future())
         self._stream.ask(task, question)
         return question.future
 
@@ -121,7 +122,8 @@ class _Stream:
         self._tickets = 0
         self._open: dict[int, Question] = {}
         self._lending: Lending | None = None
-        self._listener: threading.Thread | None = None
+        self._board: Switchboard | None = None
+        self._silent = threading.Event()  # everything that the worker said at the door was heard
         self._settled = threading.Event()  # whether there is shared memory
         self._ended = threading.Event()  # the stream has, as gRPC says
         self._over = threading.Event()  # and what it said was heard
@@ -149,10 +151,8 @@ class _Stream:
             if self.failure is None:
                 self._lending = Lending(memory)
                 self._outbox.ring_with(memory.ring)
-                self._listener = threading.Thread(
-                    target=self._listen, args=(memory.listen(),), name=f"darknight-bell-{self._address}", daemon=True
-                )
-                self._listener.start()
+                self._board, bell = memory.board, memory.listen()
+                self._board.listen(bell, partial(self._hear, bell, ReplyReader(self._find)))
                 return
         memory.close()
         raise _again(self.failure)
@@ -160,6 +160,10 @@ class _Stream:
     def settle(self) -> None:
         """Whether tensors go through shared memory is settled."""
         self._settled.set()
+
+    def future(self) -> Future[Answer]:
+        """Of an answer over this link."""
+        return Future() if self._board is None else Awaited(self._board)
 
     # --- sending ----------------------------------------------------------------------------------------------------
     def post(self, message: Weights | Forget) -> None:
@@ -239,15 +243,35 @@ class _Stream:
     def _read(self) -> None:
         failure = self._taken(self._after_welcome())
         self._over.set()
-        if self._listener is not None and self.failure is None:
-            self._listener.join(_LAST_WORDS)  # what the worker said last may still be at the door
+        if self._board is not None and self.failure is None:
+            self._silent.wait(_LAST_WORDS)  # what the worker said last may still be at the door
         self._break_off(failure)
         self._release()
 
-    def _listen(self, bell: Bell) -> None:
-        """The same at the door of shared memory. When the worker closes it, its stream says why in a moment."""
-        failure = self._taken(bell.frames())
-        if not isinstance(failure, LinkClosed) or not self._over.wait(_LAST_WORDS):
+    def _hear(self, bell: Bell, reader: ReplyReader) -> bool:
+        """Takes an answer at the door of shared memory, if there is one; False if there will be no more."""
+        try:
+            frame = bell.read()
+            if frame is None:
+                return True
+            if frame is not OVER:
+                self._take(reader, frame)
+                return True
+            failure: LinkError = LinkClosed("the worker ended the link")
+        except Exception as error:
+            failure = self._meaning(error)
+        except BaseException:  # Ctrl-C, of whoever waits: nobody knows what became of the answer
+            self._break_off(LinkClosed("it was interrupted while it took an answer"))
+            raise
+        self._silent.set()
+        if not isinstance(failure, LinkClosed):
+            self._break_off(failure)
+        elif self.failure is None:  # the worker has closed the door: its stream says why in a moment
+            threading.Thread(target=self._ask_why, args=(failure,), name="darknight-last-words", daemon=True).start()
+        return False
+
+    def _ask_why(self, failure: LinkError) -> None:
+        if not self._over.wait(_LAST_WORDS):
             self._break_off(failure)
 
     def _taken(self, frames: Iterator[bytes]) -> LinkError:
@@ -255,18 +279,27 @@ class _Stream:
         reader = ReplyReader(self._find)
         try:
             for frame in frames:
-                found = reader.feed(frame)
-                if found is not None:
-                    self._resolve(*found)
+                self._take(reader, frame)
             return LinkClosed("the worker ended the link")
-        except LinkError as error:
-            return error
-        except BadFrame as error:
-            return Misbehaved(str(error))
-        except grpc.RpcError as error:
-            return self._explained(error)
         except Exception as error:  # nobody else would hear of it, and every future must end
-            return LinkClosed(f"the link failed with {type(error).__name__}")
+            return self._meaning(error)
+
+    def _take(self, reader: ReplyReader, frame: bytes) -> None:
+        found = reader.feed(frame)
+        if found is not None:
+            self._resolve(*found)
+
+    def _meaning(self, error: Exception) -> LinkError:
+        """What it means for the link that its worker was heard, and this came of it."""
+        match error:
+            case LinkError():
+                return error
+            case BadFrame():
+                return Misbehaved(str(error))
+            case grpc.RpcError():
+                return self._explained(error)
+            case _:
+                return LinkClosed(f"the link failed with {type(error).__name__}")
 
     def _after_welcome(self) -> Iterator[bytes]:
         for frame in self._call:
@@ -337,6 +370,8 @@ class _Stream:
         for question in left:
             if question.future.set_running_or_notify_cancel():
                 question.future.set_exception(_again(failure))
+        if self._board is not None:
+            self._board.wake()
 
     def close(self) -> None:
         if os.getpid() != self._process:

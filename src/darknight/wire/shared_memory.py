@@ -34,6 +34,7 @@ from darknight.wire.arena import AT_ONCE, Arena, Block, Segment, write
 from darknight.wire.bell import Bell
 from darknight.wire.link import LinkClosed
 from darknight.wire.segments import NOTE, Kind, view
+from darknight.wire.switchboard import Switchboard
 
 __all__ = ["Block", "Host", "Memory"]
 
@@ -52,9 +53,10 @@ class _Written:
 
 
 class Host:
-    """What all links to workers of this machine share: the weights, and the numbers of segments."""
+    """What all links to workers of this machine share: the weights, the numbers of segments, and who listens."""
 
     def __init__(self) -> None:
+        self.board = Switchboard()
         self._lock = threading.RLock()
         self._numbers = 0
         self._arena = Arena(Kind.WEIGHTS, self.next_number)
@@ -209,6 +211,11 @@ class Memory:
         with self._door_lock:
             if not self._send(partial(_send_frame, frame), patience=STALL):
                 raise LinkClosed("the worker reads nothing of what it is sent")
+
+    @property
+    def board(self) -> Switchboard:
+        """Where `listen` is heard."""
+        return self._host.board
 
     def listen(self) -> Bell:
         """What the worker says over the door."""

@@ -1,0 +1,167 @@
+"""Who listens at the doors of workers on this machine: whoever waits for their answers, or else a thread.
+
+A thread that wakes up for an answer, takes it and wakes up whoever waits for it costs several times what taking it
+does. So who waits for answers (`attended`) listens himself meanwhile, at all doors; at any other time one thread does.
+There is never nobody: what comes late, or between two questions, is heard as it comes.
+
+Guarantees: nobody hears a door while another does, so that what a worker says is taken in its order. Who waits is woken
+    by an answer, by the end of a link, or by the time that he gave (contract test: tests/wire/test_switchboard.py).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
+
+from darknight.types import Answer
+from darknight.wire.bell import Bell
+
+FirstDone = Callable[[Collection[Future[Answer]], float], list[Future[Answer]]]
+
+
+class Awaited(Future[Answer]):
+    """An answer that comes over a door of this switchboard."""
+
+    def __init__(self, board: Switchboard) -> None:
+        super().__init__()
+        self.board = board
+
+
+class Switchboard:
+    """The doors of the workers of one machine. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of what follows
+        self._ears: dict[int, tuple[Bell, Callable[[], bool]]] = {}  # by descriptor
+        self._wires: _Wires | None = None  # while there are doors
+        self._attended = False
+        self._turn = threading.Lock()  # held by who hears
+
+    def listen(self, bell: Bell, hear: Callable[[], bool]) -> None:
+        """`hear` is called when there is something to hear, and may find nothing; False ends it, and the bell."""
+        with self._lock:
+            if self._wires is None:
+                self._wires = _Wires()
+                name = "darknight-bells"
+                threading.Thread(target=self._attend, args=(self._wires,), name=name, daemon=True).start()
+            self._ears[bell.fileno()] = bell, hear
+            self._wires.doors.register(bell.fileno(), select.EPOLLIN)
+
+    def wake(self) -> None:
+        """Somebody who waits here may have nothing to wait for any more."""
+        if self._attended:
+            with self._lock:
+                self._signal()
+
+    # --- who waits for answers --------------------------------------------------------------------------------------
+    def claim(self) -> bool:
+        """The caller listens from now on until `release`, if nobody else has said so."""
+        with self._lock:
+            if self._attended or self._wires is None:
+                return False
+            self._attended = True
+            self._wires.still()
+            return True
+
+    def release(self) -> None:
+        """The thread listens again."""
+        with self._lock:
+            self._attended = False
+            assert self._wires is not None  # they stay while somebody attends
+            self._wires.ring()
+            if not self._ears:
+                self._signal()  # the thread may end
+
+    def first_done(self, waiting: Collection[Future[Answer]], timeout: float) -> list[Future[Answer]]:
+        """For who has claimed: those that are done, as soon as one is; none if that takes longer than `timeout`."""
+        wires, deadline = self._wires, time.monotonic() + timeout
+        assert wires is not None
+        while not (done := [future for future in waiting if future.done()]):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._hear(wires, wires.doors.poll(left))
+        return done
+
+    # --- hearing ----------------------------------------------------------------------------------------------------
+    def _attend(self, wires: _Wires) -> None:
+        while True:
+            wires.idle.poll()
+            with self._lock:
+                if not self._ears and not self._attended:
+                    self._wires = None
+                    wires.close()
+                    return
+            self._hear(wires, wires.doors.poll(0))
+            self.wake()  # who has claimed meanwhile, and waits for what was heard just now
+
+    def _hear(self, wires: _Wires, events: list[tuple[int, int]]) -> None:
+        with self._turn:
+            for descriptor, _ in events:
+                if descriptor == wires.signal:
+                    with suppress(BlockingIOError):  # the other was faster
+                        os.eventfd_read(wires.signal)
+                    continue
+                bell, hear = self._ears.get(descriptor, (None, None))
+                if bell is not None and hear is not None and not hear():
+                    self._leave(wires, descriptor, bell)
+
+    def _leave(self, wires: _Wires, descriptor: int, bell: Bell) -> None:
+        with self._lock:
+            del self._ears[descriptor]
+            # Before it is closed: a copy of this process may have it open still, and epoll would go on with it then.
+            wires.doors.unregister(descriptor)
+            bell.close()
+            if not self._ears:
+                self._signal()
+
+    def _signal(self) -> None:
+        if self._wires is not None:
+            os.eventfd_write(self._wires.signal, 1)
+
+
+class _Wires:
+    """doors: what there is to hear, and the signal. idle: the same, for the thread, unless it is to be still."""
+
+    def __init__(self) -> None:
+        self.doors, self.idle = select.epoll(), select.epoll()
+        self.signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.doors.register(self.signal, select.EPOLLIN)
+        self.idle.register(self.doors.fileno(), select.EPOLLIN)
+
+    def still(self) -> None:
+        self.idle.modify(self.doors.fileno(), 0)
+
+    def ring(self) -> None:
+        self.idle.modify(self.doors.fileno(), select.EPOLLIN)
+
+    def close(self) -> None:
+        self.idle.close()
+        self.doors.close()
+        os.close(self.signal)
+
+
+@contextmanager
+def attended(asked: Collection[Future[Answer]]) -> Iterator[FirstDone]:
+    """While it is open, a function that waits: futures and seconds -> those that are done, as soon as one is.
+
+    Where all answers come over the doors of one switchboard, whoever calls it listens there; else others do.
+    """
+    boards = {future.board if isinstance(future, Awaited) else None for future in asked}
+    board = boards.pop() if len(boards) == 1 else None
+    if board is None or not board.claim():
+        yield _first_done
+        return
+    try:
+        yield board.first_done
+    finally:
+        board.release()
+
+
+def _first_done(waiting: Collection[Future[Answer]], timeout: float) -> list[Future[Answer]]:
+    return list(wait(waiting, timeout=max(0.0, timeout), return_when=FIRST_COMPLETED).done)
