@@ -18,6 +18,8 @@ class Pass(Enum):
     GRAD_INPUT = "grad_input"
     GRAD_WEIGHT = "grad_weight"
 
+    __hash__ = object.__hash__  # each is one object; Enum's own hash is Python, and passes are keys everywhere
+
 
 class Secret:
     """A value that must not wander: it hides its content from repr, and refuses pickle, copies and ==."""

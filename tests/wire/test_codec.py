@@ -239,15 +239,6 @@ def test_brackets_in_a_text_are_no_nest():
     assert codec.unpack(codec.pack(header)) == header
 
 
-def test_a_frame_with_more_keys_is_the_frame_of_the_longer_header():
-    header, more = {"kind": "forward", "layer": "é]}"}, {"ticket": 7, "place": [3, 64]}
-    assert codec.extended(codec.pack(header), more) == codec.pack({**header, **more})
-    long = {"layer": "x" * (codec.HEADER_LIMIT - 20)}
-    codec.extended(codec.pack(long), {"a": 1})  # the control: so much fits
-    with pytest.raises(BadFrame, match="at most"):
-        codec.extended(codec.pack(long), {"place": [1 << 20, 1 << 20]})
-
-
 @pytest.mark.parametrize("depth", [8, 9])
 def test_a_nest_is_refused_from_its_ninth_bracket_on(depth):
     frame = b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"

@@ -318,6 +318,18 @@ def test_a_reader_that_believes_a_header_would_be_caught(monkeypatch):
         read_replies([codec.pack({**header, "ticket": 1})], {1: question})
 
 
+def test_an_answer_that_is_taken_for_the_usual_one_without_looking_would_be_caught(monkeypatch):
+    """The same for answers in shared memory, most of which are recognised and not read."""
+    monkeypatch.setattr(readers.usual, "seconds_of", lambda frame, **_: 0.5)
+    header = codec.reply_header(Answer(layer="net.0", call=2, tensors={Pass.FORWARD: torch.ones(9, 9)}, seconds=0.0))
+    question = Question("net.0", 1, expected(task()))
+    question.collect = Shelf(question.expected)
+    assert read_replies([codec.pack({**header, "ticket": 1})], {1: question}) == ["Answer"]
+    monkeypatch.undo()
+    question.collect = Shelf(question.expected)
+    assert read_replies([codec.pack({**header, "ticket": 1})], {1: question}) == ["refused"]
+
+
 # --- over a connection ----------------------------------------------------------------------------------------------
 def test_a_worker_survives_every_stream(full):
     rng = random.Random(3)

@@ -131,8 +131,8 @@ class Arena:
         segment = self.find(block)
         del segment.live[block.offset]
         segment.free.give(block.offset, block.nbytes)
-        segment.used = self._clock()
-        stale = [s for s in self._segments.values() if s.free.whole and self._clock() - s.used >= IDLE]
+        segment.used = now = self._clock()
+        stale = [s for s in self._segments.values() if now - s.used >= IDLE and s.free.whole]
         for gone in stale:
             del self._segments[gone.number]
             gone.give_back()

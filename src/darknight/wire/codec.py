@@ -32,7 +32,7 @@ from darknight.types import (
     Weights,
 )
 from darknight.wire import fields
-from darknight.wire.fields import HEADER_LIMIT, BadFrame, Header, extended, pack, unpack
+from darknight.wire.fields import HEADER_LIMIT, BadFrame, Header, pack, unpack
 
 __all__ = [
     "CHUNK",
@@ -45,7 +45,7 @@ __all__ = [
     "check_answer",
     "check_message",
     "chunks_of",
-    "extended",
+    "form_header",
     "form_of",
     "header_of",
     "is_refusal",
@@ -109,10 +109,15 @@ def _form(header: Header) -> Form:
     return form
 
 
+def form_header(dtype: torch.dtype, shape: tuple[int, ...]) -> Header:
+    """A tensor as a header describes it. Raises BadFrame for one that the wire does not carry."""
+    if dtype not in _NAMES:
+        raise BadFrame(f"a tensor of {dtype}; the wire carries {', '.join(DTYPES)}")
+    return {"dtype": _NAMES[dtype], "shape": list(shape)}
+
+
 def _form_header(tensor: Tensor) -> Header:
-    if tensor.dtype not in _NAMES:
-        raise BadFrame(f"a tensor of {tensor.dtype}; the wire carries {', '.join(DTYPES)}")
-    return {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
+    return form_header(tensor.dtype, tuple(tensor.shape))
 
 
 def _fits(tensor: Tensor | None, form: Form) -> Tensor:

@@ -45,18 +45,6 @@ def pack(header: Mapping[str, object]) -> bytes:
     return frame
 
 
-def extended(frame: bytes, more: Mapping[str, object]) -> bytes:
-    """The frame of a header with more keys, of which it has none yet.
-
-    >>> extended(pack({"kind": "forget"}), {"ticket": 3})
-    b'{"kind":"forget","ticket":3}'
-    """
-    longer = frame[:-1] + b"," + pack(more)[1:]
-    if len(longer) > HEADER_LIMIT:
-        raise BadFrame(f"a header of {len(longer)} bytes; at most {HEADER_LIMIT} are allowed")
-    return longer
-
-
 def unpack(frame: bytes) -> Header:
     """The header in a frame: a JSON object without repeated keys, NaN, infinities or deep nests."""
     if len(frame) > HEADER_LIMIT:

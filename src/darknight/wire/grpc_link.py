@@ -24,10 +24,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -36,7 +37,7 @@ from darknight.errors import OpError
 from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
 from darknight.wire import codec, handshake
 from darknight.wire.bell import OVER, Bell
-from darknight.wire.codec import BadFrame, Header
+from darknight.wire.codec import BadFrame
 from darknight.wire.doors import knock
 from darknight.wire.fields import printable
 from darknight.wire.handshake import Welcome
@@ -48,6 +49,7 @@ from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.switchboard import Awaited, Switchboard
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
+from darknight.wire.usual import posted_frame, task_frame, ticketed
 
 _LAST_WORDS = 0.5  # seconds to hear at the door what a worker said before it ended, or why
 _GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
@@ -129,6 +131,7 @@ class _Stream:
         self._over = threading.Event()  # and what it said was heard
         self.failure: LinkError | None = None
         self._outbox = Outbox()
+        self._explaining = _Explaining(self._break_off)
         self._welcome: Future[Welcome] = Future()
         self._channel: Any = grpc.secure_channel(
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
@@ -168,28 +171,28 @@ class _Stream:
     # --- sending ----------------------------------------------------------------------------------------------------
     def post(self, message: Weights | Forget) -> None:
         self._check()
-        with self._explaining():
-            frame, places = codec.pack(codec.header_of(message)), None
+        with self._explaining:
+            frame, where = posted_frame(message), None
             if isinstance(message, Weights) and self._lending is not None:
-                places = self._lending.lend_weights(message)
-        with self._explaining(), self._lock:
-            parcel = self._parcel(frame, places, message.tensor if isinstance(message, Weights) else None)
+                where = self._lending.lend_weights(message)
+        with self._explaining, self._lock:
+            parcel = self._parcel(frame, where, message.tensor if isinstance(message, Weights) else None)
             self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
                 self._lending.forgets(parcel.ticket, message, self._oldest())
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()
-        loan = parcel = places = None
+        loan = parcel = where = None
         try:
-            with self._explaining():
-                frame = codec.pack(codec.header_of(task))  # what does not fit fails before a place is taken for it
+            with self._explaining:
+                frame = task_frame(task)  # what does not fit fails before a place is taken for it
                 if self._lending is not None:
                     loan = self._lending.lend(task, question.expected)
                     question.collect = partial(self._lending.collect, loan, question.expected)
-                    places = loan.header()
-            with self._explaining(), self._lock:
-                parcel = self._parcel(frame, places, task.tensor)
+                    where = loan.places()
+            with self._explaining, self._lock:
+                parcel = self._parcel(frame, where, task.tensor)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
                 if self._lending is not None and loan is not None:
                     self._lending.asked(parcel.ticket, loan)
@@ -198,15 +201,14 @@ class _Stream:
             self._take_back(parcel, loan)
             raise
 
-    def _parcel(self, frame: bytes, places: Header | None, tensor: Tensor | None) -> Parcel:
-        """places: in shared memory, from where the worker takes the tensor; None if it follows the frame."""
+    def _parcel(self, frame: bytes, where: bytes | None, tensor: Tensor | None) -> Parcel:
+        """where: in shared memory, from where the worker takes the tensor; None if it follows the frame."""
         if self.failure is not None:
             raise _again(self.failure)
         if self._outbox.full:
             raise LinkClosed("the worker reads nothing of what it is sent")
         ticket = self._tickets + 1
-        more = codec.extended(frame, {"ticket": ticket, **(places or {})})
-        parcel = Parcel(ticket, more, tensor if places is None else None)
+        parcel = Parcel(ticket, ticketed(frame, ticket, where), tensor if where is None else None)
         self._tickets = ticket
         return parcel
 
@@ -228,16 +230,6 @@ class _Stream:
             raise LinkClosed("this link belongs to the process that made it, of which this one is a copy")
         if self.failure is not None:
             raise _again(self.failure)
-
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        try:
-            yield
-        except LinkError as error:  # of the shared memory, or of what waits to be sent
-            self._break_off(error)
-            raise
-        except BadFrame as error:
-            raise OpError(f"this message does not fit the wire: {error}.") from None
 
     # --- receiving --------------------------------------------------------------------------------------------------
     def _read(self) -> None:
@@ -391,6 +383,24 @@ class _Stream:
         if self._lending is not None:
             self._lending.close()
         _ALIVE.discard(self)
+
+
+class _Explaining:
+    """What sending raises means: for the link, and for whoever sends. Made once: it is entered for every message."""
+
+    def __init__(self, break_off: Callable[[LinkError], None]) -> None:
+        self._break_off = break_off
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, LinkError):  # of the shared memory, or of what waits to be sent
+            self._break_off(error)
+        elif isinstance(error, BadFrame):
+            raise OpError(f"this message does not fit the wire: {error}.") from None
 
 
 # A copy of this process must not take a stream apart, which waits for threads that it has not got: none is collected

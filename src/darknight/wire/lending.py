@@ -13,15 +13,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
 from torch import Tensor
 
 from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
-from darknight.wire.codec import Header
 from darknight.wire.shared_memory import Block, Memory
+from darknight.wire.usual import places
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Loan:
     call: int | None
     lent: bool = False
 
-    def header(self) -> Header:
-        places = {kind.value: list(block.place) for kind, block in self.answers.items()}
-        return {"place": list(self.share.place), "answers": places}
+    def places(self) -> bytes:
+        """What the worker is told of them, as a part of the task's frame."""
+        return places(self.share.place, {kind: block.place for kind, block in self.answers.items()})
 
 
 @dataclass
@@ -64,14 +64,14 @@ class Lending:
         self._read: dict[tuple[int, Pass], Block] = {}  # by ticket and pass: what is read in place
         self._released: deque[tuple[int, Pass]] = deque()  # and is so no more; finalizers write it down, and no more
 
-    def lend_weights(self, message: Weights) -> Header:
+    def lend_weights(self, message: Weights) -> bytes:
         """Where the worker finds the weights. They may have been forgotten before, and be needed again."""
         key = message.layer, message.version
         with self._lock:
             for forgotten in self._forgotten:
                 forgotten.weights.discard(key)
             self._weights.add(key)
-            return {"place": list(self._memory.put_weights(message).place)}
+            return places(self._memory.put_weights(message).place)
 
     def lend(self, task: Task, expected: Expected) -> Loan:
         """Writes the share of a task, and takes places for its answer."""
@@ -131,7 +131,13 @@ class Lending:
                 # For an answer that comes too late, or whose reader is interrupted. It takes no lock: the collector
                 # calls it in any thread and under any lock.
                 weakref.finalize(tensor, self._released.append, (ticket, kind)).atexit = False
-        return replace(answer, release=partial(self._release, [(ticket, kind) for kind in answer.tensors]))
+        return Answer(
+            layer=answer.layer,
+            call=answer.call,
+            tensors=answer.tensors,
+            seconds=answer.seconds,
+            release=partial(self._release, [(ticket, kind) for kind in answer.tensors]),
+        )
 
     def _release(self, places: list[tuple[int, Pass]]) -> None:
         self._released.extend(places)

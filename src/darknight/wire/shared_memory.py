@@ -250,6 +250,8 @@ class Memory:
 
     def _tell(self, segment: Segment) -> None:
         """Makes sure that the worker has the segment, and tells it which are gone."""
+        if segment.number in self._told and not self._farewells:
+            return
         with self._door_lock:
             self._check_open()
             while self._farewells:
