@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from darknight.errors import FleetError
 from darknight.fleet import Custody
@@ -72,3 +74,27 @@ def test_no_order_of_sendings_breaks_the_rule(colluders):
                 custody.sent(1, seat, worker)
                 held[operators[worker]].add(seat)
         assert all(len(seats) <= colluders for seats in held.values())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=8),
+    st.sampled_from(["abcdef", "aabbcc", "aaabbb"]),
+    st.integers(1, 3),
+)
+def test_the_rule_is_the_one_in_the_docstring(wishes, operators, colluders):
+    """Whatever was sent before: the rule as it is written, over plain sets of who holds what."""
+    custody, sent = Custody(operators, colluders), set()
+    for seat, worker in wishes:
+        own = {s for s, w in sent if w == worker}
+        operators_own = {s for s, w in sent if operators[w] == operators[worker]}
+        again = any(s == seat for s, _ in sent)
+        allowed = own <= {seat} and (operators_own <= {seat} if again else len(operators_own | {seat}) <= colluders)
+        assert custody.may_send(7, seat, worker) == allowed
+        if allowed:
+            elsewhere = any(s == seat and operators[w] != operators[worker] for s, w in sent)
+            assert custody.sent(7, seat, worker) == elsewhere
+            sent.add((seat, worker))
+        else:
+            with pytest.raises(FleetError):
+                custody.sent(7, seat, worker)

@@ -11,7 +11,7 @@ import pytest
 from darknight.types import Answer
 from darknight.wire.bell import OVER, Bell
 from darknight.wire.segments import Kind
-from darknight.wire.switchboard import Awaited, Switchboard, attended
+from darknight.wire.switchboard import Awaited, Switchboard, attended, claimed
 from wire.peers import ask, bench, task
 
 DOOR = f"@darknight-switchboard-{os.getpid()}"
@@ -143,6 +143,23 @@ def test_two_may_wait_and_the_second_is_served_by_whoever_hears(workers):
     assert two.result().call == 2
 
 
+def test_who_asks_may_claim_before_he_waits_and_hears_everything_then(board, workers):
+    futures = [worker.asked() for worker in workers]
+    with claimed(board):
+        for worker in workers:
+            worker.say()
+        time.sleep(0.05)
+        assert not any(future.done() for future in futures)
+        with attended(futures) as first_done:
+            assert first_done(futures, 10) == futures
+        late = workers[0].asked()
+        workers[0].say()
+        time.sleep(0.05)
+        assert not late.done()  # the inner one has released, and the outer one not yet
+    assert late.result(10).call == 1
+    assert [len({*worker.heard_by}) for worker in workers] == [2, 1, 1]
+
+
 def test_answers_of_other_transports_are_waited_for_as_well(workers):
     other: Future[Answer] = Future()
     futures = [workers[0].asked(), other]
@@ -181,24 +198,26 @@ def test_nothing_is_missed_and_the_order_kept_when_listeners_change_all_the_time
 
 
 def test_the_thread_and_its_descriptors_go_with_the_last_door():
-    before, threads = len(os.listdir("/proc/self/fd")), the_thread()
+    assert eventually(lambda: not the_thread())  # of the tests before
+    before = len(os.listdir("/proc/self/fd"))
     board = Switchboard()
     for _ in range(2):  # and come back with the next
         worker = Worker(board)
-        assert len(the_thread()) == len(threads) + 1
+        assert len(the_thread()) == 1
         worker.close()
-        assert eventually(lambda: the_thread() == threads and len(os.listdir("/proc/self/fd")) == before)
+        assert eventually(lambda: not the_thread() and len(os.listdir("/proc/self/fd")) == before)
 
 
 def test_they_go_also_if_the_last_door_is_closed_while_somebody_waits():
-    before, threads = len(os.listdir("/proc/self/fd")), the_thread()
+    assert eventually(lambda: not the_thread())  # of the tests before
+    before = len(os.listdir("/proc/self/fd"))
     board = Switchboard()
     worker = Worker(board)
     future = worker.asked()
     with attended([future]) as first_done:
         worker.close()
         assert first_done([future], 0.1) == []
-    assert eventually(lambda: the_thread() == threads and len(os.listdir("/proc/self/fd")) == before)
+    assert eventually(lambda: not the_thread() and len(os.listdir("/proc/self/fd")) == before)
     with attended([future]) as first_done:  # there is nothing to listen to any more
         assert first_done([future], 0.1) == []
 

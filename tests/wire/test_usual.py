@@ -143,27 +143,8 @@ def test_one_that_nobody_wants_any_more_is_not_collected():
     assert reader.verdict(codec.pack(HEADER)) == (3, None)
 
 
-TIMES = [
-    "-0.5",
-    "1e999",
-    "NaN",
-    "Infinity",
-    "true",
-    "null",
-    "01.5",
-    "1.",
-    ".5",
-    "+1",
-    "1_0",
-    "1e5",
-    "[1]",
-    "1e-999",
-    "١",
-    "0x1",
-    "1E-5",
-    "5e-400",
-]
-ODD_SECONDS = [*TIMES, '"1"', " 1", "1 ", "", '0.5,"seconds":0.25']
+TIMES = ["-0.5", "1e999", "NaN", "Infinity", "true", "null", "01.5", "1.", ".5", "+1", "1_0", "1e5", "[1]", "1e-999"]
+ODD_SECONDS = [*TIMES, "\u0661", "0x1", "1E-5", "5e-400", '"1"', " 1", "1 ", "", '0.5,"seconds":0.25']
 
 
 @pytest.mark.parametrize("seconds", ODD_SECONDS)

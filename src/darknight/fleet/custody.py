@@ -28,13 +28,17 @@ class Custody:
         """Whether `worker` may be given the share of `seat`."""
         if self._one_operator:
             return True
-        holders = self._maskings.get(masking, {})
-        if holders.get(worker, set()) - {seat}:  # M workers hold at most M shares only if each holds one
-            return False
-        held = self._held(holders, self._operators[worker])
-        if any(seat in seats for seats in holders.values()):  # sent before
-            return held <= {seat}
-        return len(held | {seat}) <= self._colluders
+        operator, held, before = self._operators[worker], {seat}, False
+        for other, seats in self._maskings.get(masking, {}).items():
+            if seat in seats:
+                before = True
+                if len(seats) == 1:
+                    continue  # nothing but this share
+            if other == worker:
+                return False  # M workers hold at most M shares only if each holds one
+            if self._operators[other] == operator:
+                held |= seats
+        return len(held) <= (1 if before else self._colluders)
 
     def sent(self, masking: int, seat: int, worker: int) -> bool:
         """To be called before the share leaves. Raises where the rule forbids it. True if another operator has it."""
@@ -45,12 +49,8 @@ class Custody:
             )
         holders = self._maskings.setdefault(masking, {})
         holders.setdefault(worker, set()).add(seat)
-        return any(
-            seat in seats for other, seats in holders.items() if self._operators[other] != self._operators[worker]
-        )
-
-    def _held(self, holders: dict[int, set[int]], operator: str) -> set[int]:
-        return {seat for worker, seats in holders.items() if self._operators[worker] == operator for seat in seats}
+        operator = self._operators[worker]
+        return any(seat in seats and self._operators[other] != operator for other, seats in holders.items())
 
     def forget(self, masking: int) -> None:
         """The masking is over: none of its shares will be sent again."""

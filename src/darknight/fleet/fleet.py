@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
@@ -29,7 +29,7 @@ from darknight.fleet.deadlines import Deadlines
 from darknight.fleet.member import Line, Member, quoted
 from darknight.types import Answer, Expected, Forget, Pass, Record, Task, Weights
 from darknight.wire import LinkError, Refused
-from darknight.wire.switchboard import attended
+from darknight.wire.switchboard import Switchboard, attended, claimed
 
 _log = logging.getLogger("darknight.fleet")
 
@@ -72,7 +72,8 @@ class Fleet:
     operators: who runs each worker; the guarantee counts operators, because one operator pools what its workers see.
     insecure_one_operator: give all shares to whoever is there. Nothing is hidden then, and every report says so.
     patience: seconds a worker may take for a task, instead of a deadline that follows from what was measured.
-    on_close: ends workers that were started for this fleet; it must not refer to the fleet.
+    board: where workers of this machine are heard. on_close: ends workers that were started for this fleet; it must not
+        refer to the fleet.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Fleet:
         recordings: Sequence[Recording] | None = None,
         insecure_one_operator: bool = False,
         patience: float | None = None,
+        board: Switchboard | None = None,
         on_close: Callable[[], object] | None = None,
     ) -> None:
         if patience is not None and not (isinstance(patience, int | float) and 0 < patience < math.inf):
@@ -90,6 +92,7 @@ class Fleet:
         self._lines = tuple(Line(number, member) for number, member in enumerate(members))
         self._recordings = recordings
         self._deadlines = Deadlines(patience)
+        self._board = board
         self._closed = False
         self._runtime: weakref.ref[Owner] | None = None
         self._owner = threading.Lock()
@@ -150,6 +153,10 @@ class Fleet:
         """Sends a task; `gather` waits for the answer. Raises WorkerError if the worker is not ready."""
         self.refuse_closed()
         return self._lines[worker].ask(task, expected)
+
+    def asking(self) -> AbstractContextManager[None]:
+        """While it is open, the caller asks and gathers: answers are taken by `gather`, in this thread."""
+        return claimed(self._board)
 
     def gather(
         self,

@@ -48,7 +48,7 @@ class LocalFleet(Fleet):
         self._nursery = nursery
         self._recorded = None if recordings is None else [_Recorded(recording) for recording in recordings]
         stop = partial(_stop, nursery, host, recordings or (), Bystanders())
-        super().__init__(members, recordings=recordings, patience=patience, on_close=stop)
+        super().__init__(members, recordings=recordings, patience=patience, board=host.board, on_close=stop)
 
     @property
     def processes(self) -> dict[int, int]:

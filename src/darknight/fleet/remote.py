@@ -42,7 +42,13 @@ def connect(
         _log.warning("a new identity was made in %s; give its certificate to the operators", file.identity)
     host = Host()
     members = [Member(entry.name, entry.operator, partial(open_entry, entry, identity, host)) for entry in file.workers]
-    fleet = Fleet(members, insecure_one_operator=insecure_one_operator, patience=patience, on_close=host.close)
+    fleet = Fleet(
+        members,
+        insecure_one_operator=insecure_one_operator,
+        patience=patience,
+        board=host.board,
+        on_close=host.close,
+    )
     for worker, name in enumerate(fleet.names):
         if not fleet.ready(worker):
             _log.warning("worker %d (%s) is not there yet: %s", worker, name, fleet.trouble(worker))

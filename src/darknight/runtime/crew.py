@@ -141,6 +141,17 @@ class Crew:
         within: float | None = None,
     ) -> Round:
         """key, within: as in `Fleet.gather`."""
+        with self._fleet.asking():
+            return self._asked_and_gathered(weights, orders, key, meanwhile, within)
+
+    def _asked_and_gathered(
+        self,
+        weights: SentWeights,
+        orders: Mapping[int, Order],
+        key: Hashable,
+        meanwhile: Callable[[], None],
+        within: float | None,
+    ) -> Round:
         begun = time.perf_counter()
         asked, lost, sent = {}, {}, 0
         first, nothing = {}, Expected({}, torch.int32, self._prime)
@@ -247,10 +258,10 @@ class Crew:
     def _give(self, weights: SentWeights, worker: int) -> None:
         """Posts the weights to a worker that does not have them in its present epoch."""
         epoch = self._fleet.epoch(worker)
-        known, has = self._has.get(worker, (-1, weakref.WeakSet[SentWeights]()))
-        if known != epoch:
-            has = weakref.WeakSet()
-            self._has[worker] = (epoch, has)
+        found = self._has.get(worker)
+        if found is None or found[0] != epoch:
+            found = self._has[worker] = (epoch, weakref.WeakSet())
+        has = found[1]
         if weights in has:
             return
         if weights.message is None:
@@ -275,10 +286,11 @@ class Crew:
         calls, weights = _copied(self._forgotten), _copied(self._outdated)
         if not calls and not weights:
             return
+        message = Forget(calls=calls, weights=weights)
         for worker, (epoch, _) in self._has.items():  # nobody gets a share without weights
             if self._fleet.epoch(worker) == epoch:  # or else it began with an empty memory
                 with suppress(WorkerError, FleetError):  # one that is gone remembers nothing
-                    self._fleet.post(worker, Forget(calls=calls, weights=weights))
+                    self._fleet.post(worker, message)
         for call in calls:
             self.custody.forget(call)
         for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):

@@ -13,19 +13,20 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from darknight.wire.link import LinkClosed
-from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, empty_out, view
+from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, empty_out
 
 IDLE = 300.0  # seconds after which a segment that is wholly free is given back: the next step, if slow, needs it warm
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Bytes of one segment, for one tensor."""
 
     segment: int
@@ -51,6 +52,15 @@ class Segment:
         self._guard = threading.Lock()
         self._descriptor: int | None
         self._descriptor, self.content = create(size, kind)
+        self._typed: dict[torch.dtype, Tensor] = {}  # all of it, by dtype
+
+    def view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """As `segments.view`, for a place that is aligned."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = self._typed[dtype] = self.content.view(dtype)
+        begin = offset // dtype.itemsize
+        return typed[begin : begin + prod(shape)].view(shape)
 
     def hand_over(self, door: socket.socket) -> None:
         """Sends the segment to a worker, or raises OSError."""
@@ -150,4 +160,4 @@ class Arena:
 
 def write(segment: Segment, block: Block, tensor: Tensor) -> None:
     """Copies a tensor into its block."""
-    view(segment.content, block.offset, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
+    segment.view(block.offset, tensor.dtype, tensor.shape).copy_(tensor.detach())

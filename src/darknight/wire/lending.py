@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -61,7 +62,8 @@ class Lending:
         self._kept: dict[int, tuple[int, Block]] = {}  # by call: the ticket of the task, and its share
         self._weights: set[tuple[str, int]] = set()
         self._forgotten: list[_Forgotten] = []
-        self._read: dict[tuple[int, Pass], Block] = {}  # by ticket and pass: what is read in place
+        # By ticket and pass: what is read in place, and who notices that nobody does any more.
+        self._read: dict[tuple[int, Pass], tuple[Block, weakref.ref[Tensor]]] = {}
         self._released: deque[tuple[int, Pass]] = deque()  # and is so no more; finalizers write it down, and no more
 
     def lend_weights(self, message: Weights) -> bytes:
@@ -127,10 +129,7 @@ class Lending:
                 return answer
             for kind, tensor in answer.tensors.items():
                 self._memory.keep(loan.answers[kind], tensor)
-                self._read[ticket, kind] = loan.answers[kind]
-                # For an answer that comes too late, or whose reader is interrupted. It takes no lock: the collector
-                # calls it in any thread and under any lock.
-                weakref.finalize(tensor, self._released.append, (ticket, kind)).atexit = False
+                self._read[ticket, kind] = loan.answers[kind], weakref.ref(tensor, self._noting((ticket, kind)))
         return Answer(
             layer=answer.layer,
             call=answer.call,
@@ -138,6 +137,14 @@ class Lending:
             seconds=answer.seconds,
             release=partial(self._release, [(ticket, kind) for kind in answer.tensors]),
         )
+
+    def _noting(self, place: tuple[int, Pass]) -> Callable[[object], None]:
+        """For an answer that comes too late, or whose reader is interrupted.
+
+        It takes no lock: the collector calls it in any thread and under any lock.
+        """
+        released = self._released
+        return lambda _: released.append(place)
 
     def _release(self, places: list[tuple[int, Pass]]) -> None:
         self._released.extend(places)
@@ -147,9 +154,9 @@ class Lending:
     def _take_back(self) -> None:
         """What was released may be used again. Twice is no error: each place has its entry once."""
         while self._released:
-            block = self._read.pop(self._released.popleft(), None)
-            if block is not None:
-                self._memory.free(block)
+            read = self._read.pop(self._released.popleft(), None)
+            if read is not None:
+                self._memory.free(read[0])
 
     def answered(self, ticket: int, oldest: int) -> None:
         """The worker has answered, whatever it said."""
@@ -179,6 +186,8 @@ class Lending:
         self._kept[loan.call] = kept
 
     def _settle(self, oldest: int) -> None:
+        if not self._forgotten:
+            return
         done = [forgotten for forgotten in self._forgotten if forgotten.ticket < oldest]
         self._forgotten = [forgotten for forgotten in self._forgotten if forgotten.ticket >= oldest]
         for forgotten in done:

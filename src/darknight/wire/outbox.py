@@ -23,7 +23,7 @@ MOST_PARCELS = 1024  # that wait; a worker that reads has a few
 MOST_BYTES = 16 << 20  # of their headers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Parcel:
     """A message that waits to be sent."""
 

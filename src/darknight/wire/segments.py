@@ -150,14 +150,21 @@ class FreeList:
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = [(0, size)]  # (begin, end), sorted; no two touch
+        self._most = size  # no range is larger
 
     def take(self, nbytes: int) -> int | None:
         """The offset of `nbytes` that are now taken; None if there is no such range."""
         need = aligned(nbytes)
+        if need > self._most:
+            return None
         for index, (begin, end) in enumerate(self._free):
-            if end - begin >= need:
-                self._free[index : index + 1] = [(begin + need, end)] if end - begin > need else []
+            if end - begin > need:
+                self._free[index] = (begin + need, end)
                 return begin
+            if end - begin == need:
+                del self._free[index]
+                return begin
+        self._most = need - 1
         return None
 
     def give(self, offset: int, nbytes: int) -> None:
@@ -170,6 +177,8 @@ class FreeList:
             index -= 1
             begin = self._free.pop(index)[0]
         self._free.insert(index, (begin, end))
+        if end - begin > self._most:
+            self._most = end - begin
 
     @property
     def whole(self) -> bool:
@@ -179,4 +188,4 @@ class FreeList:
 
 def aligned(nbytes: int) -> int:
     """What `nbytes` take up in a segment; nothing takes a place too, so that every block has its own."""
-    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT

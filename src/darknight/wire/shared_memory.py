@@ -33,7 +33,7 @@ from darknight.types import Weights
 from darknight.wire.arena import AT_ONCE, Arena, Block, Segment, write
 from darknight.wire.bell import Bell
 from darknight.wire.link import LinkClosed
-from darknight.wire.segments import NOTE, Kind, view
+from darknight.wire.segments import NOTE, Kind
 from darknight.wire.switchboard import Switchboard
 
 __all__ = ["Block", "Host", "Memory"]
@@ -141,9 +141,9 @@ class Memory:
     def _take(self, nbytes: int) -> tuple[Segment, Block]:
         with self._lock:
             self._check_open()
-            segment, block = self._arena.take(nbytes)
-        self._tell(segment)
-        return segment, block
+            taken = self._arena.take(nbytes)
+        self._tell(taken[0])
+        return taken
 
     def take(self, block: Block, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A copy, in the enclave's own memory, of what is in the block at this moment; it is read once.
@@ -159,7 +159,7 @@ class Memory:
             segment = self._arena.find(block)
         if prod(shape) * dtype.itemsize > block.nbytes:
             raise ValueError(f"a tensor of shape {shape} and {dtype} is larger than its block of {block.nbytes} bytes.")
-        return view(segment.content, block.offset, dtype, shape)
+        return segment.view(block.offset, dtype, shape)
 
     def keep(self, block: Block, tensor: Tensor) -> None:
         """Somebody reads the block in place, as `tensor`. It stays until it is freed; if the memory is closed before,
@@ -209,8 +209,12 @@ class Memory:
     def ring(self, frame: bytes) -> None:
         """Sends a frame of the protocol over the door: a tenth of what it costs through gRPC."""
         with self._door_lock:
-            if not self._send(partial(_send_frame, frame), patience=STALL):
-                raise LinkClosed("the worker reads nothing of what it is sent")
+            self._check_open()
+            try:
+                self._door.send(_FRAME + frame, AT_ONCE)
+            except OSError:  # it is full, or gone
+                if not self._send(partial(_send_frame, frame), patience=STALL):
+                    raise LinkClosed("the worker reads nothing of what it is sent") from None
 
     @property
     def board(self) -> Switchboard:

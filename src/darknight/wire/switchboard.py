@@ -2,7 +2,8 @@
 
 A thread that wakes up for an answer, takes it and wakes up whoever waits for it costs several times what taking it
 does. So who waits for answers (`attended`) listens himself meanwhile, at all doors; at any other time one thread does.
-There is never nobody: what comes late, or between two questions, is heard as it comes.
+What comes late, or between two rounds of questions, is heard as it comes; what comes while somebody still asks
+(`claimed`), when he waits.
 
 Guarantees: nobody hears a door while another does, so that what a worker says is taken in its order. Who waits is woken
     by an answer, by the end of a link, or by the time that he gave (contract test: tests/wire/test_switchboard.py).
@@ -39,7 +40,8 @@ class Switchboard:
         self._lock = threading.Lock()  # of what follows
         self._ears: dict[int, tuple[Bell, Callable[[], bool]]] = {}  # by descriptor
         self._wires: _Wires | None = None  # while there are doors
-        self._attended = False
+        self._owner = 0  # the thread that has claimed, and how often
+        self._claims = 0
         self._turn = threading.Lock()  # held by who hears
 
     def listen(self, bell: Bell, hear: Callable[[], bool]) -> None:
@@ -54,24 +56,29 @@ class Switchboard:
 
     def wake(self) -> None:
         """Somebody who waits here may have nothing to wait for any more."""
-        if self._attended:
+        if self._claims:
             with self._lock:
                 self._signal()
 
     # --- who waits for answers --------------------------------------------------------------------------------------
     def claim(self) -> bool:
-        """The caller listens from now on until `release`, if nobody else has said so."""
+        """The calling thread listens from now on until `release`, if no other has said so."""
+        caller = threading.get_ident()
         with self._lock:
-            if self._attended or self._wires is None:
+            if self._wires is None or (self._claims and self._owner != caller):
                 return False
-            self._attended = True
-            self._wires.still()
+            if not self._claims:
+                self._wires.still()
+            self._owner = caller
+            self._claims += 1
             return True
 
     def release(self) -> None:
-        """The thread listens again."""
+        """The thread listens again, if the caller has released as often as claimed."""
         with self._lock:
-            self._attended = False
+            self._claims -= 1
+            if self._claims:
+                return
             assert self._wires is not None  # they stay while somebody attends
             self._wires.ring()
             if not self._ears:
@@ -93,7 +100,7 @@ class Switchboard:
         while True:
             wires.idle.poll()
             with self._lock:
-                if not self._ears and not self._attended:
+                if not self._ears and not self._claims:
                     self._wires = None
                     wires.close()
                     return
@@ -144,6 +151,18 @@ class _Wires:
         self.idle.close()
         self.doors.close()
         os.close(self.signal)
+
+
+@contextmanager
+def claimed(board: Switchboard | None) -> Iterator[None]:
+    """While it is open nobody else listens: who asks now will wait at once, and what comes before that can wait too."""
+    if board is None or not board.claim():
+        yield
+        return
+    try:
+        yield
+    finally:
+        board.release()
 
 
 @contextmanager
