@@ -79,7 +79,7 @@ class Crew:
         self._prime = prime
         self.seats = Seats(scheme, fleet)
         self.custody = Custody(fleet.operators, scheme.colluders, one_operator=fleet.insecure_one_operator)
-        self._has: dict[int, tuple[int, weakref.WeakSet[SentWeights]]] = {}  # by worker: its epoch, and its weights
+        self._epochs: dict[int, int] = {}  # by worker: the epoch in which it was last given weights
         self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
         self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
         self._warned = False  # of refusals
@@ -258,12 +258,9 @@ class Crew:
     def _give(self, weights: SentWeights, worker: int) -> None:
         """Posts the weights to a worker that does not have them in its present epoch."""
         epoch = self._fleet.epoch(worker)
-        found = self._has.get(worker)
-        if found is None or found[0] != epoch:
-            found = self._has[worker] = (epoch, weakref.WeakSet())
-        has = found[1]
-        if weights in has:
+        if weights.given.get(worker) == epoch:
             return
+        self._epochs[worker] = epoch
         if weights.message is None:
             weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
             weights.message = Weights(
@@ -274,7 +271,7 @@ class Crew:
                 tensor=weights.tensor,
             )
         self._fleet.post(worker, weights.message)
-        has.add(weights)  # only now: a post that was interrupted is repeated
+        weights.given[worker] = epoch  # only now: a post that was interrupted is repeated
         self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
 
     def forget_with(self, owner: object, call: int) -> None:
@@ -287,7 +284,7 @@ class Crew:
         if not calls and not weights:
             return
         message = Forget(calls=calls, weights=weights)
-        for worker, (epoch, _) in self._has.items():  # nobody gets a share without weights
+        for worker, epoch in self._epochs.items():  # nobody gets a share without weights
             if self._fleet.epoch(worker) == epoch:  # or else it began with an empty memory
                 with suppress(WorkerError, FleetError):  # one that is gone remembers nothing
                     self._fleet.post(worker, message)

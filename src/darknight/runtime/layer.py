@@ -20,7 +20,10 @@ LayerState = Mapping[str, float | int | None]
 
 @dataclass(eq=False)
 class SentWeights:
-    """One version of a layer's weights, as workers have them: integers times 2^-exponent, or floats."""
+    """One version of a layer's weights, as workers have them: integers times 2^-exponent, or floats.
+
+    given: by worker, the epoch in which it was sent them.
+    """
 
     layer: str
     version: int
@@ -29,6 +32,7 @@ class SentWeights:
     exponent: int
     message: Weights | None = field(default=None, repr=False)  # the one object that is posted to every worker
     sizes: tuple[Sizes, Sizes] | None = None  # of what an element of y meets, and of gx (Field, where scales need it)
+    given: dict[int, int] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ the first segment with room, and a segment that is free stays for a while.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from darknight.wire.link import LinkClosed
 from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, empty_out
 
 IDLE = 300.0  # seconds after which a segment that is wholly free is given back: the next step, if slow, needs it warm
+_OFTEN = 1.0  # seconds between two looks for such segments
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -105,6 +107,7 @@ class Arena:
         self._number = number
         self._clock = clock
         self._segments: dict[int, Segment] = {}
+        self._looked = -math.inf  # for segments that nobody needs
 
     def take(self, nbytes: int) -> tuple[Segment, Block]:
         """A block; in a new segment only if no segment has room for it."""
@@ -142,6 +145,9 @@ class Arena:
         del segment.live[block.offset]
         segment.free.give(block.offset, block.nbytes)
         segment.used = now = self._clock()
+        if now - self._looked < _OFTEN:
+            return []
+        self._looked = now
         stale = [s for s in self._segments.values() if now - s.used >= IDLE and s.free.whole]
         for gone in stale:
             del self._segments[gone.number]

@@ -77,8 +77,9 @@ class Lending:
 
     def lend(self, task: Task, expected: Expected) -> Loan:
         """Writes the share of a task, and takes places for its answer."""
-        with self._lock:
-            self._take_back()
+        if self._released:
+            with self._lock:
+                self._take_back()
         taken = [self._memory.put(task.tensor)]
         answers = {}
         try:
