@@ -11,7 +11,7 @@ import pytest
 from darknight.types import Answer
 from darknight.wire.bell import OVER, Bell
 from darknight.wire.segments import Kind
-from darknight.wire.switchboard import Awaited, Switchboard, attended, claimed
+from darknight.wire.switchboard import Awaited, Switchboard, attended, came_at, claimed
 from wire.peers import ask, bench, task
 
 DOOR = f"@darknight-switchboard-{os.getpid()}"
@@ -79,9 +79,9 @@ def test_who_waits_hears_for_himself(workers):
     with attended(futures) as first_done:
         for worker in workers:
             worker.say()
-        done = first_done(futures, 10)
+        done = first_done(futures, 10, 1)
         while len(done) < 3:
-            done += first_done([future for future in futures if future not in done], 10)
+            done += first_done([future for future in futures if future not in done], 10, 1)
     assert {thread for worker in workers for thread in worker.heard_by} == {threading.current_thread()}
 
 
@@ -96,7 +96,7 @@ def test_while_nobody_waits_a_thread_hears(workers):
 def test_what_comes_when_somebody_has_stopped_waiting_is_heard_as_it_comes(workers):
     late = workers[0].asked()
     with attended([late]) as first_done:
-        assert first_done([late], 0.05) == []
+        assert first_done([late], 0.05, 1) == []
     workers[0].say(7)
     assert late.result(10).call == 7
     assert workers[0].heard_by[0].name == NAME
@@ -114,9 +114,9 @@ def test_what_came_while_somebody_had_claimed_and_did_not_listen_is_heard_after(
 def test_waiting_ends_in_time(workers):
     future, begun = workers[0].asked(), time.monotonic()
     with attended([future]) as first_done:
-        assert first_done([future], 0.2) == []
+        assert first_done([future], 0.2, 1) == []
         assert 0.19 < time.monotonic() - begun < 5
-        assert first_done([future], -1.0) == []
+        assert first_done([future], -1.0, 1) == []
 
 
 def test_what_others_end_wakes_who_waits(board, workers):
@@ -129,7 +129,7 @@ def test_what_others_end_wakes_who_waits(board, workers):
 
     threading.Thread(target=end).start()
     with attended([future]) as first_done:
-        assert first_done([future], 30) == [future]
+        assert first_done([future], 30, 1) == [future]
 
 
 def test_two_may_wait_and_the_second_is_served_by_whoever_hears(workers):
@@ -137,8 +137,8 @@ def test_two_may_wait_and_the_second_is_served_by_whoever_hears(workers):
     with attended([one]) as first, attended([two]) as second:
         answers = threading.Thread(target=lambda: (time.sleep(0.05), workers[1].say(2), workers[0].say(1)))
         answers.start()
-        assert first([one], 10) == [one]
-        assert second([two], 10) == [two]
+        assert first([one], 10, 1) == [one]
+        assert second([two], 10, 1) == [two]
         answers.join()
     assert two.result().call == 2
 
@@ -151,7 +151,7 @@ def test_who_asks_may_claim_before_he_waits_and_hears_everything_then(board, wor
         time.sleep(0.05)
         assert not any(future.done() for future in futures)
         with attended(futures) as first_done:
-            assert first_done(futures, 10) == futures
+            assert first_done(futures, 10, 1) == futures
         late = workers[0].asked()
         workers[0].say()
         time.sleep(0.05)
@@ -160,14 +160,72 @@ def test_who_asks_may_claim_before_he_waits_and_hears_everything_then(board, wor
     assert [len({*worker.heard_by}) for worker in workers] == [2, 1, 1]
 
 
+def test_answers_are_taken_together_and_known_by_when_they_came(workers):
+    futures = [worker.asked() for worker in workers]
+    times = []
+
+    def say():
+        for worker in workers:
+            time.sleep(0.15)
+            times.append(time.monotonic())
+            worker.say()
+
+    saying = threading.Thread(target=say)
+    with attended(futures) as first_done:
+        saying.start()
+        assert first_done(futures, 10, 2) == futures[:2]
+        assert first_done(futures[2:], 10, 1) == futures[2:]
+        saying.join()
+    for future, said in zip(futures, times, strict=True):
+        assert said <= came_at(future) < said + 0.1
+
+
+def test_what_came_in_time_is_taken_when_the_time_is_over_although_more_were_wanted(workers):
+    futures = [worker.asked() for worker in workers]
+    workers[1].say(5)
+    with attended(futures) as first_done:
+        assert first_done(futures, 0.1, 3) == futures[1:2]
+
+
+def test_what_was_fetched_and_not_taken_is_heard_by_the_thread(workers, monkeypatch):
+    """Who is interrupted between the two leaves answers behind that no door shows any more."""
+    futures = [worker.asked() for worker in workers]
+    workers[0].say(4)
+
+    def interrupted(board, wires, events):
+        raise KeyboardInterrupt
+
+    with attended(futures) as first_done:
+        with monkeypatch.context() as patched:
+            patched.setattr(Switchboard, "_hear", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                first_done(futures, 10, 1)
+        assert not futures[0].done()
+    assert futures[0].result(10).call == 4
+    assert workers[0].heard_by[0].name == NAME
+
+
+def test_who_is_interrupted_while_he_fetches_loses_the_link(workers, monkeypatch):
+    def interrupted(bell):
+        bell.read()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bell, "fetch", interrupted)
+    future = workers[0].asked()
+    workers[0].say()
+    with attended([future]) as first_done, pytest.raises(KeyboardInterrupt):
+        first_done([future], 10, 1)
+    assert eventually(lambda: workers[0].bell.fileno() == -1)
+
+
 def test_answers_of_other_transports_are_waited_for_as_well(workers):
     other: Future[Answer] = Future()
     futures = [workers[0].asked(), other]
     with attended(futures) as first_done:
         workers[0].say()
-        assert first_done(futures, 10) == futures[:1]
+        assert first_done(futures, 10, 1) == futures[:1]
         other.set_result(answer(2))
-        assert first_done(futures[1:], 10) == [other]
+        assert first_done(futures[1:], 10, 1) == [other]
 
 
 def test_nothing_is_missed_and_the_order_kept_when_listeners_change_all_the_time(workers):
@@ -189,7 +247,7 @@ def test_nothing_is_missed_and_the_order_kept_when_listeners_change_all_the_time
         waiting = list(futures)
         with attended(waiting) as first_done:
             while waiting:
-                done = first_done(waiting, 20)
+                done = first_done(waiting, 20, 1)
                 assert done, "an answer was heard and nobody told"
                 waiting = [future for future in waiting if future not in done]
     for thread in threads:
@@ -216,10 +274,10 @@ def test_they_go_also_if_the_last_door_is_closed_while_somebody_waits():
     future = worker.asked()
     with attended([future]) as first_done:
         worker.close()
-        assert first_done([future], 0.1) == []
+        assert first_done([future], 0.1, 1) == []
     assert eventually(lambda: not the_thread() and len(os.listdir("/proc/self/fd")) == before)
     with attended([future]) as first_done:  # there is nothing to listen to any more
-        assert first_done([future], 0.1) == []
+        assert first_done([future], 0.1, 1) == []
 
 
 def test_a_worker_that_ends_while_somebody_waits_for_it_wakes_him():
@@ -230,7 +288,7 @@ def test_a_worker_that_ends_while_somebody_waits_for_it_wakes_him():
         threading.Timer(0.2, lambda: made.server.stop(0.0)).start()
         begun = time.monotonic()
         with attended([future]) as first_done:
-            assert first_done([future], 30) == [future]
+            assert first_done([future], 30, 1) == [future]
         assert time.monotonic() - begun < 10
         assert future.exception() is not None
         made.sessions[0].gate.set()
@@ -251,7 +309,7 @@ def test_who_is_interrupted_while_he_takes_an_answer_loses_that_link_and_no_futu
             monkeypatch.setattr(type(link._stream), "_resolve", interrupted)
             made.sessions[0].gate.set()
             with pytest.raises(KeyboardInterrupt):
-                first_done([first], 10)
+                first_done([first], 10, 1)
         monkeypatch.undo()
         for future in (first, second):
             assert "interrupted" in str(future.exception(10))

@@ -29,7 +29,7 @@ from darknight.fleet.deadlines import Deadlines
 from darknight.fleet.member import Line, Member, quoted
 from darknight.types import Answer, Expected, Forget, Pass, Record, Task, Weights
 from darknight.wire import LinkError, Refused
-from darknight.wire.switchboard import Switchboard, attended, claimed
+from darknight.wire.switchboard import Switchboard, attended, came_at, claimed
 
 _log = logging.getLogger("darknight.fleet")
 
@@ -179,15 +179,17 @@ class Fleet:
             while waiting:
                 due = self._deadlines.due(key, asked=asked, times=times) if within is None else within
                 left = begun + due - time.monotonic()
-                done = first_done(waiting, left)
+                # The deadline changes when half of them are there; before and after that, answers are taken together.
+                half = (len(asked) + 1) // 2 - len(times)
+                done = first_done(waiting, left, half if half > 0 else len(waiting))
                 if not done:
                     waited = time.monotonic() - begun
                     for future, worker in waiting.items():
                         outcome.lost[worker] = self._lines[worker].late(future, waited)
                     break
-                times += [time.monotonic() - begun] * len(done)
                 for future in done:
                     worker = waiting.pop(future)
+                    times.append(max(0.0, came_at(future) - begun))
                     try:
                         outcome.answers[worker] = self._checked(worker, future, expected[worker])
                         self._lines[worker].answered()

@@ -8,6 +8,7 @@ the other end is known: `wire.doors`. Who listens: `wire.switchboard`.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from contextlib import suppress
 
 from darknight.wire.fields import HEADER_LIMIT, BadFrame
@@ -21,6 +22,7 @@ class Bell:
 
     def __init__(self, door: socket.socket) -> None:
         self._door = door
+        self._fetched: deque[bytes] = deque()  # packets that were fetched and not read yet
 
     def fileno(self) -> int:
         return self._door.fileno()
@@ -30,19 +32,29 @@ class Bell:
 
         Raises BadFrame for what is no frame.
         """
+        packet = self._fetched.popleft() if self._fetched else self._receive()
+        if not packet:
+            return packet
+        if packet[0] != Kind.FRAME or not 1 < len(packet) <= HEADER_LIMIT + 1:
+            raise BadFrame("a packet of another form than the protocol's, on the shared-memory socket")
+        return packet[1:]
+
+    def fetch(self) -> bool:
+        """Takes a packet from the door, for `read` to look at later. False if there is none, or will be no more."""
+        packet = self._receive()
+        if packet:
+            self._fetched.append(packet)
+        return bool(packet)
+
+    def _receive(self) -> bytes | None:
         try:
             # One byte too many, so that a longer packet is noticed. Descriptors that come along are dropped by the
             # kernel.
-            packet = self._door.recv(HEADER_LIMIT + 2, socket.MSG_DONTWAIT)
+            return self._door.recv(HEADER_LIMIT + 2, socket.MSG_DONTWAIT) or OVER
         except BlockingIOError:
             return None
         except OSError:
             return OVER
-        if not packet:
-            return OVER
-        if packet[0] != Kind.FRAME or not 1 < len(packet) <= HEADER_LIMIT + 1:
-            raise BadFrame("a packet of another form than the protocol's, on the shared-memory socket")
-        return packet[1:]
 
     def hang_up(self) -> None:
         """Nothing more is heard, and who listens is woken."""

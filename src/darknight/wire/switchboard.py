@@ -15,6 +15,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
@@ -22,15 +23,24 @@ from contextlib import contextmanager, suppress
 from darknight.types import Answer
 from darknight.wire.bell import Bell
 
-FirstDone = Callable[[Collection[Future[Answer]], float], list[Future[Answer]]]
+FirstDone = Callable[[Collection[Future[Answer]], float, int], list[Future[Answer]]]
 
 
 class Awaited(Future[Answer]):
-    """An answer that comes over a door of this switchboard."""
+    """An answer that comes over a door of this switchboard. at: when it came, on the monotonic clock; 0 if unknown."""
 
     def __init__(self, board: Switchboard) -> None:
         super().__init__()
         self.board = board
+        self.at = 0.0
+
+    def set_result(self, result: Answer) -> None:
+        self.at = self.board.heard_at
+        super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self.at = self.board.heard_at
+        super().set_exception(exception)
 
 
 class Switchboard:
@@ -43,6 +53,8 @@ class Switchboard:
         self._owner = 0  # the thread that has claimed, and how often
         self._claims = 0
         self._turn = threading.Lock()  # held by who hears
+        self._fetched: deque[tuple[int, float]] = deque()  # descriptors: packets that were not heard yet, since when
+        self.heard_at = 0.0  # when that came which is being heard
 
     def listen(self, bell: Bell, hear: Callable[[], bool]) -> None:
         """`hear` is called when there is something to hear, and may find nothing; False ends it, and the bell."""
@@ -81,18 +93,28 @@ class Switchboard:
                 return
             assert self._wires is not None  # they stay while somebody attends
             self._wires.ring()
-            if not self._ears:
-                self._signal()  # the thread may end
+            if self._fetched or not self._ears:
+                self._signal()  # the thread hears what is left, or ends
 
-    def first_done(self, waiting: Collection[Future[Answer]], timeout: float) -> list[Future[Answer]]:
-        """For who has claimed: those that are done, as soon as one is; none if that takes longer than `timeout`."""
+    def first_done(self, waiting: Collection[Future[Answer]], timeout: float, several: int) -> list[Future[Answer]]:
+        """For who has claimed: those that are done, as soon as so many are; perhaps none, after `timeout` seconds.
+
+        Answers are fetched as they come and heard together: one at a time, each after others have had the processor
+        and its caches, they cost more than twice as much.
+        """
         wires, deadline = self._wires, time.monotonic() + timeout
         assert wires is not None
-        while not (done := [future for future in waiting if future.done()]):
+        done = [future for future in waiting if future.done()]
+        while len(done) < several:
             left = deadline - time.monotonic()
+            if left > 0 and len(done) + len(self._fetched) < several:
+                if self._fetch(wires, wires.doors.poll(left)):
+                    continue
+            else:
+                self._hear(wires, ())
+            done = [future for future in waiting if future.done()]
             if left <= 0:
                 break
-            self._hear(wires, wires.doors.poll(left))
         return done
 
     # --- hearing ----------------------------------------------------------------------------------------------------
@@ -107,16 +129,50 @@ class Switchboard:
             self._hear(wires, wires.doors.poll(0))
             self.wake()  # who has claimed meanwhile, and waits for what was heard just now
 
-    def _hear(self, wires: _Wires, events: list[tuple[int, int]]) -> None:
+    def _fetch(self, wires: _Wires, events: list[tuple[int, int]]) -> bool:
+        """Takes packets from the doors. False if there was something else: what must be heard now, or a signal."""
+        others = []
         with self._turn:
+            for event in events:
+                ear = self._ears.get(event[0])
+                if ear is None:
+                    others.append(event)
+                    continue
+                try:
+                    fetched = ear[0].fetch()
+                except BaseException:  # Ctrl-C: a packet may be lost, and with it the link
+                    ear[0].hang_up()
+                    raise
+                if fetched:
+                    self._fetched.append((event[0], time.monotonic()))
+                else:
+                    others.append(event)
+        if others:
+            self._hear(wires, others)
+        return not others
+
+    def _hear(self, wires: _Wires, events: Collection[tuple[int, int]]) -> None:
+        """What was fetched before, and what there is at these doors now."""
+        with self._turn:
+            while self._fetched:
+                self._hear_one(wires, *self._fetched.popleft())
             for descriptor, _ in events:
                 if descriptor == wires.signal:
                     with suppress(BlockingIOError):  # the other was faster
                         os.eventfd_read(wires.signal)
-                    continue
-                bell, hear = self._ears.get(descriptor, (None, None))
-                if bell is not None and hear is not None and not hear():
-                    self._leave(wires, descriptor, bell)
+                else:
+                    self._hear_one(wires, descriptor, time.monotonic())
+
+    def _hear_one(self, wires: _Wires, descriptor: int, at: float) -> None:
+        bell, hear = self._ears.get(descriptor, (None, None))
+        if bell is None or hear is None:
+            return
+        self.heard_at = at
+        try:
+            if not hear():
+                self._leave(wires, descriptor, bell)
+        finally:
+            self.heard_at = 0.0
 
     def _leave(self, wires: _Wires, descriptor: int, bell: Bell) -> None:
         with self._lock:
@@ -167,7 +223,8 @@ def claimed(board: Switchboard | None) -> Iterator[None]:
 
 @contextmanager
 def attended(asked: Collection[Future[Answer]]) -> Iterator[FirstDone]:
-    """While it is open, a function that waits: futures and seconds -> those that are done, as soon as one is.
+    """While it is open, a function that waits: futures, seconds, how many -> those that are done, as soon as so many
+    are, or earlier; none if none was in time.
 
     Where all answers come over the doors of one switchboard, whoever calls it listens there; else others do.
     """
@@ -182,5 +239,10 @@ def attended(asked: Collection[Future[Answer]]) -> Iterator[FirstDone]:
         board.release()
 
 
-def _first_done(waiting: Collection[Future[Answer]], timeout: float) -> list[Future[Answer]]:
+def came_at(future: Future[Answer]) -> float:
+    """When an answer came, on the monotonic clock: now, if it was not heard over a door."""
+    return (future.at if isinstance(future, Awaited) else 0.0) or time.monotonic()
+
+
+def _first_done(waiting: Collection[Future[Answer]], timeout: float, several: int) -> list[Future[Answer]]:
     return list(wait(waiting, timeout=max(0.0, timeout), return_when=FIRST_COMPLETED).done)
