@@ -320,7 +320,7 @@ def test_a_reader_that_believes_a_header_would_be_caught(monkeypatch):
 
 def test_an_answer_that_is_taken_for_the_usual_one_without_looking_would_be_caught(monkeypatch):
     """The same for answers in shared memory, most of which are recognised and not read."""
-    monkeypatch.setattr(readers.usual, "seconds_of", lambda frame, **_: 0.5)
+    monkeypatch.setattr(readers.usual, "seconds_of", lambda *_: 0.5)
     header = codec.reply_header(Answer(layer="net.0", call=2, tensors={Pass.FORWARD: torch.ones(9, 9)}, seconds=0.0))
     question = Question("net.0", 1, expected(task()))
     question.collect = Shelf(question.expected)

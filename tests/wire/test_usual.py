@@ -124,7 +124,7 @@ def both(frame, **changes):
 
 
 def taken(frame):
-    return usual.seconds_of(frame, layer="é.0", call=12, expected=EXPECTED, ticket=3)
+    return usual.seconds_of(frame, *usual.answer_around("é.0", 12, EXPECTED, 3))
 
 
 def test_the_frame_of_an_honest_worker_is_not_read_as_json(monkeypatch):

@@ -49,7 +49,7 @@ from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.switchboard import Awaited, Switchboard
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
-from darknight.wire.usual import posted_frame, task_frame, ticketed
+from darknight.wire.usual import answer_around, posted_frame, task_frame, ticketed
 
 _LAST_WORDS = 0.5  # seconds to hear at the door what a worker said before it ended, or why
 _GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
@@ -195,6 +195,8 @@ class _Stream:
                 parcel = self._parcel(frame, where, task.tensor)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
                 if self._lending is not None and loan is not None:
+                    # What can be made now is: later it costs more, when others have had the processor.
+                    question.usual = answer_around(task.layer, task.call, question.expected, parcel.ticket)
                     self._lending.asked(parcel.ticket, loan)
                 self._outbox.put(parcel)
         except BaseException:  # Ctrl-C, at any point

@@ -29,13 +29,13 @@ from darknight.wire.usual import places
 class Loan:
     """The blocks of one task. call: under which the worker keeps the share; None if it does not.
 
-    lent: the answer is read in place.
+    lent: the answer is read in place, as these tensors; None if it is copied.
     """
 
     share: Block
     answers: dict[Pass, Block]
     call: int | None
-    lent: bool = False
+    lent: dict[Pass, Tensor] | None = None
 
     def places(self) -> bytes:
         """What the worker is told of them, as a part of the task's frame."""
@@ -81,22 +81,27 @@ class Lending:
             with self._lock:
                 self._take_back()
         taken = [self._memory.put(task.tensor)]
-        answers = {}
+        answers: dict[Pass, Block] = {}
+        lent: dict[Pass, Tensor] | None = {} if expected.lent else None
         try:
             for kind, shape in expected.shapes.items():
                 answers[kind] = self._memory.reserve(prod(shape) * expected.dtype.itemsize)
                 taken.append(answers[kind])
+                if lent is not None:
+                    lent[kind] = self._memory.look(answers[kind], shape, expected.dtype)
         except BaseException:
             for block in taken:
                 self._memory.free(block)
             raise
         call = task.call if isinstance(task, ForwardTask) and task.keep else None
-        return Loan(taken[0], answers, call, expected.lent)
+        return Loan(taken[0], answers, call, lent)
 
     def collect(self, loan: Loan, expected: Expected) -> dict[Pass, Tensor]:
         """Copies of the answer, as it is at this moment; or the answer itself, if it is to be read in place."""
-        fetch, forms = self._memory.look if expected.lent else self._memory.take, expected.shapes
-        return {kind: fetch(block, forms[kind], expected.dtype) for kind, block in loan.answers.items()}
+        if loan.lent is not None:
+            return loan.lent
+        forms, dtype = expected.shapes, expected.dtype
+        return {kind: self._memory.take(block, forms[kind], dtype) for kind, block in loan.answers.items()}
 
     def asked(self, ticket: int, loan: Loan) -> None:
         """The task is on its way under this ticket."""
@@ -126,7 +131,7 @@ class Lending:
         """Somebody gets the answer, before it is noted as `answered`: with a way to release it, if it is lent."""
         with self._lock:
             loan = self._tasks.get(ticket)
-            if loan is None or not loan.lent:
+            if loan is None or loan.lent is None:
                 return answer
             for kind, tensor in answer.tensors.items():
                 self._memory.keep(loan.answers[kind], tensor)

@@ -59,13 +59,17 @@ class _Filling:
 # --- the enclave's --------------------------------------------------------------------------------------------------
 @dataclass(eq=False)
 class Question:
-    """A task that waits for its answer. collect: fetches it from shared memory; None: it follows in chunks."""
+    """A task that waits for its answer. collect: fetches it from shared memory; None: it follows in chunks.
+
+    usual: `usual.answer_around` it, if it was made beforehand.
+    """
 
     layer: str
     call: int
     expected: Expected
     future: Future[Answer] = field(default_factory=Future)
     collect: Callable[[], dict[Pass, Tensor]] | None = None
+    usual: tuple[bytes, bytes] | None = None
 
 
 class ReplyReader:
@@ -105,7 +109,8 @@ class ReplyReader:
         if question is None or question.collect is None:
             return None
         layer, call, expected = question.layer, question.call, question.expected
-        seconds = usual.seconds_of(frame, layer=layer, call=call, expected=expected, ticket=ticket)
+        before, after = question.usual or usual.answer_around(layer, call, expected, ticket)
+        seconds = usual.seconds_of(frame, before, after)
         if seconds is None:
             return None
         if question.future.cancelled():

@@ -76,11 +76,15 @@ def ticket_of(frame: bytes) -> int | None:
     return int(end) if end.isdigit() and len(end) < 19 else None
 
 
-def seconds_of(frame: bytes, *, layer: str, call: int, expected: Expected, ticket: int) -> float | None:
-    """What a worker says that it took, if the frame is the usual answer to this; None: `codec` must look at it."""
+def answer_around(layer: str, call: int, expected: Expected, ticket: int) -> tuple[bytes, bytes]:
+    """The usual answer to this: what is before and after the time that the worker says it took."""
     before = f'{{"kind":"answer","layer":{_word(layer)},"call":{call},"seconds":'.encode()
     forms = [f'"{kind.value}":{{{_form(expected.dtype, shape)}}}' for kind, shape in expected.shapes.items()]
-    after = f',"tensors":{{{",".join(forms)}}},"ticket":{ticket}}}'.encode()
+    return before, f',"tensors":{{{",".join(forms)}}},"ticket":{ticket}}}'.encode()
+
+
+def seconds_of(frame: bytes, before: bytes, after: bytes) -> float | None:
+    """That time, if the frame is the usual answer; None: `codec` must look at it."""
     if len(frame) <= len(before) + len(after) or not frame.startswith(before) or not frame.endswith(after):
         return None
     found = frame[len(before) : -len(after)]
