@@ -4,8 +4,8 @@ A transport has two ends. The enclave's `Link` posts messages and asks tasks; th
 writes replies. The transcript of a worker is taken in its seat, where it reads and writes.
 
     grpc_link, grpc_seat    one gRPC stream under mutual TLS: tls, identity, handshake; codec, fields, readers, seat
-    shared_memory, mapped   tensors between processes of one machine, with gRPC as the doorbell: doors, segments, arena,
-                            lending
+    shared_memory, mapped   tensors between processes of one machine, beside gRPC: doors, segments, arena, lending;
+                            bell, switchboard; usual
     inprocess               both ends in one process
     recording               what a worker of this machine saw, for whoever started it
     hostile                 a worker that lies, for tests: plan, tampering, hearsay
