@@ -21,6 +21,7 @@ setup(
         library("residues", "-fno-math-errno", "-fno-trapping-math"),
         library("unmasking", "-fno-math-errno", "-fno-trapping-math"),
         library("layers", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+        library("depthwise", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("weights", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     ]

@@ -102,6 +102,7 @@ def libraries(wheel: Path) -> list[str]:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: nothing was compiled")
 def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python, tmp_path):
     assert [name.partition(".")[0] for name in sorted(libraries(wheel))] == [
+        "darknight/kernels/_depthwise",
         "darknight/kernels/_field",
         "darknight/kernels/_layers",
         "darknight/kernels/_residues",

@@ -93,8 +93,8 @@ class Normalised:
 def can_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None) -> bool:
     """Whether `normalise` is made for these. (What to say about a single value for each channel, torch knows.)"""
     vectors = [each for each in (weight, bias, *(running or ())) if each is not None]
-    several = _suits(x) and x.numel() > x.shape[1]
-    return several and all(_vector(each, x.shape[1]) for each in vectors)
+    several = suits(x) and x.numel() > x.shape[1]
+    return several and all(vector(each, x.shape[1]) for each in vectors)
 
 
 def normalise(
@@ -119,10 +119,10 @@ def normalise(
         examples,
         channels,
         inner,
-        _address(weight),
-        _address(bias),
-        _address(means),
-        _address(variances),
+        address(weight),
+        address(bias),
+        address(means),
+        address(variances),
         momentum,
         epsilon,
         *(each.data_ptr() for each in (scale, shift, mean, inverse)),
@@ -133,7 +133,7 @@ def normalise(
 
 def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor | None:
     """x * scale + shift, by channel."""
-    if not _suits(x) or not (_vector(scale, x.shape[1]) and _vector(shift, x.shape[1])):
+    if not suits(x) or not (vector(scale, x.shape[1]) and vector(shift, x.shape[1])):
         return None
     y = torch.empty_like(x)
     what = _Normalisation(x.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], prod(x.shape[2:]))
@@ -146,7 +146,7 @@ def derive(
     library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of x, weight and bias. limits: outside them an activation behind it let no gradient pass."""
-    if not (_suits(x) and _suits(grad)) or x.shape != grad.shape:
+    if not (suits(x) and suits(grad)) or x.shape != grad.shape:
         return None
     out, weight, bias = torch.empty_like(x), *(torch.empty(x.shape[1]) for _ in range(2))
     low, high = limits or (-inf, inf)
@@ -191,7 +191,7 @@ class Window:
 
 def can_pool(x: Tensor, window: Window) -> bool:
     """Whether `pool` is made for these."""
-    if not _suits(x) or x.dim() != 4 or not window.usual:
+    if not suits(x) or x.dim() != 4 or not window.usual:
         return False
     rows, columns = window.outputs(x.shape[2], x.shape[3])
     return min(rows, columns) >= 1 and columns <= _WIDEST
@@ -210,7 +210,7 @@ def pool(library: Library, x: Tensor, window: Window, keep: bool) -> tuple[Tenso
 
 def unpool(library: Library, grad: Tensor, taps: Tensor, shape: torch.Size, window: Window) -> Tensor | None:
     """The gradient of an input of this shape."""
-    if not _suits(grad) or grad.shape != taps.shape:
+    if not suits(grad) or grad.shape != taps.shape:
         return None
     out = torch.empty(shape)
     library.unpool(ctypes.byref(_pooling(grad, out, taps, out, grad, window)))
@@ -219,10 +219,10 @@ def unpool(library: Library, grad: Tensor, taps: Tensor, shape: torch.Size, wind
 
 def _pooling(source: Tensor, target: Tensor, taps: Tensor | None, x: Tensor, y: Tensor, window: Window) -> _Pooling:
     sizes = (x.shape[0] * x.shape[1], *x.shape[2:], *y.shape[2:], *window.kernel, *window.step, *window.before)
-    return _Pooling(source.data_ptr(), target.data_ptr(), _address(taps), *sizes)
+    return _Pooling(source.data_ptr(), target.data_ptr(), address(taps), *sizes)
 
 
-def _suits(values: Tensor) -> bool:
+def suits(values: Tensor) -> bool:
     return (
         values.dtype == torch.float32
         and values.dim() >= 2
@@ -233,9 +233,9 @@ def _suits(values: Tensor) -> bool:
     )
 
 
-def _vector(values: Tensor, length: int) -> bool:
+def vector(values: Tensor, length: int) -> bool:
     return values.dtype == torch.float32 and values.is_cpu and values.shape == (length,) and values.is_contiguous()
 
 
-def _address(values: Tensor | None) -> int | None:
+def address(values: Tensor | None) -> int | None:
     return None if values is None else values.data_ptr()

@@ -82,7 +82,7 @@ class Staying:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor | None:
-        if not _ordinary(input, weight, bias, running_mean, running_var):
+        if not ordinary(input, weight, bias, running_mean, running_var):
             return None
         derived = torch.is_grad_enabled() and any(
             each is not None and each.requires_grad for each in (input, weight, bias)
@@ -214,10 +214,10 @@ def _pooled(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    if ceil_mode or return_indices or not _ordinary(input) or _pair(dilation) != (1, 1):
+    if ceil_mode or return_indices or not ordinary(input) or pair(dilation) != (1, 1):
         return None
-    kernel = _pair(kernel_size)
-    window = Window(kernel, kernel if stride is None or stride == () else _pair(stride), _pair(padding))
+    kernel = pair(kernel_size)
+    window = Window(kernel, kernel if stride is None or stride == () else pair(stride), pair(padding))
     if not kernels.can_pool(input, window):
         return None
     if torch.is_grad_enabled() and input.requires_grad:
@@ -252,11 +252,11 @@ class _Pooled(torch.autograd.Function):
         return found, None, None
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def pair(value: Any) -> tuple[int, int]:
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return (int(numbers[0]), int(numbers[-1]))
 
 
-def _ordinary(*tensors: Tensor | None) -> bool:
+def ordinary(*tensors: Tensor | None) -> bool:
     """Whether they are torch's own tensors: a subclass may have ideas of its own."""
     return all(each is None or type(each) in (Tensor, nn.Parameter) for each in tensors)

@@ -1,0 +1,144 @@
+"""The library built from depthwise.c, if this installation has it: convolutions of each channel by itself.
+
+What torch does is the reference; results agree within the rounding of float32. Each function says None where the
+library is not made for its operands, before any memory is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from darknight.kernels import compiled
+from darknight.kernels.compiled import Function
+from darknight.kernels.compiled_layers import Window, address, suits, vector
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_LANES, _ROOM_AROUND = 8, 96  # as in depthwise.c: a line may be overrun by a little
+_LARGEST = 7  # rows or columns of a kernel
+_NEAR = 512  # numbers that are computed at a time, if a line is not longer
+_WIDEST = 1024  # numbers in a line
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = [
+        *[(name, _POINTER) for name in ("x", "weight", "bias", "grad", "y", "grad_x", "grad_weight", "grad_bias")],
+        *[(name, _POINTER) for name in ("lines", "held", "sums")],
+        *[(name, _NUMBER) for name in ("planes", "channels", "height", "width", "out_height", "out_width")],
+        *[(name, _NUMBER) for name in ("kernel_height", "kernel_width", "step_height", "step_width")],
+        *[(name, _NUMBER) for name in ("before_height", "before_width")],
+        *[(name, _NUMBER) for name in ("pitch", "rows", "together", "room")],
+    ]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of depthwise.c."""
+
+    convolve: Function
+    convolve_back: Function
+
+    @classmethod
+    def loaded(cls, kind: str = "") -> Library | None:
+        """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
+        found = {
+            name: compiled.loaded("depthwise", f"darknight_{name}_{kind}1", (_POINTER,))
+            for name in ("convolve", "convolve_back")
+        }
+        there = {name: function for name, function in found.items() if function is not None}
+        return cls(**there) if len(there) == len(found) else None
+
+
+@cache
+def chosen() -> Library | None:
+    """The library, or None for torch's own functions."""
+    return Library.loaded() if compiled.wanted() else None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How rows lie in the room that the library works in: lines of `pitch` numbers, so many `rows` of outputs at a time.
+
+    Of images that are small, so many planes `together`. room: numbers of a phase of a plane.
+    """
+
+    pitch: int
+    rows: int
+    together: int
+    room: int
+
+    @classmethod
+    def of(cls, x: Tensor, window: Window) -> _Layout:
+        (height, width), (tall, wide) = x.shape[2:], window.step
+        out_height, out_width = window.outputs(height, width)
+        halo, overhang = ((kernel - 1) // step for kernel, step in zip(window.kernel, window.step, strict=True))
+        lanes = -(-out_width // _LANES) * _LANES
+        pitch = max(out_width + overhang, -(-(width + window.before[1]) // wide), lanes)
+        every = max(out_height, -(-(height + window.before[0]) // tall))
+        rows = min(every, max(1, _NEAR // pitch))
+        room = (rows + halo) * pitch + _ROOM_AROUND
+        return cls(pitch, rows, 1 if rows < every else max(1, 2 * _NEAR // room), room)
+
+
+def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> bool:
+    """Whether `convolve` is made for these."""
+    if not suits(x) or x.dim() != 4 or not suits(weight) or weight.shape != (x.shape[1], 1, *window.kernel):
+        return False
+    if bias is not None and not vector(bias, x.shape[1]):
+        return False
+    within = zip(window.kernel, window.step, window.before, strict=True)
+    if not all(kernel <= _LARGEST and step in (1, 2) and 0 <= before < kernel for kernel, step, before in within):
+        return False
+    return min(window.outputs(x.shape[2], x.shape[3])) >= 1 and _Layout.of(x, window).pitch <= _WIDEST
+
+
+def convolve(library: Library, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
+    """(example, channel, row, column) and (channel, 1, row, column): each channel with its own kernel."""
+    if not can_convolve(x, weight, bias, window):
+        return None
+    y = torch.empty(*x.shape[:2], *window.outputs(x.shape[2], x.shape[3]))
+    what, kept = _convolution(x, weight, window)
+    what.y, what.bias = y.data_ptr(), address(bias)
+    library.convolve(ctypes.byref(what))
+    del kept
+    return y
+
+
+def convolve_back(
+    library: Library, x: Tensor, weight: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
+    """The gradients of x, weight and bias that are wanted."""
+    if not can_convolve(x, weight, None, window) or not suits(grad):
+        return None
+    if grad.shape != (*x.shape[:2], *window.outputs(x.shape[2], x.shape[3])):
+        return None
+    gx = torch.empty_like(x) if wanted[0] else None
+    gw = torch.empty_like(weight) if wanted[1] else None
+    gb = torch.empty(x.shape[1]) if wanted[2] else None
+    what, kept = _convolution(x, weight, window)
+    what.grad, what.grad_x, what.grad_weight, what.grad_bias = grad.data_ptr(), address(gx), address(gw), address(gb)
+    held = torch.zeros(what.together * what.room + _ROOM_AROUND)
+    sums = torch.zeros(x.shape[1] * (window.kernel[0] * window.kernel[1] + 1) * _LANES, dtype=torch.float64)
+    what.held, what.sums = held.data_ptr(), sums.data_ptr()
+    library.convolve_back(ctypes.byref(what))
+    del kept, held, sums
+    return gx, gw, gb
+
+
+def _convolution(x: Tensor, weight: Tensor, window: Window) -> tuple[_Convolution, Tensor]:
+    """What is handed over, and the room for lines of x, which is to be kept meanwhile."""
+    layout = _Layout.of(x, window)
+    lines = torch.zeros(layout.together * window.step[0] * window.step[1] * layout.room)
+    what = _Convolution(x.data_ptr(), weight.data_ptr())
+    what.lines = lines.data_ptr()
+    what.planes, what.channels, what.height, what.width = x.shape[0] * x.shape[1], *x.shape[1:]
+    what.out_height, what.out_width = window.outputs(x.shape[2], x.shape[3])
+    what.kernel_height, what.kernel_width = window.kernel
+    what.step_height, what.step_width = window.step
+    what.before_height, what.before_width = window.before
+    what.pitch, what.rows, what.together, what.room = layout.pitch, layout.rows, layout.together, layout.room
+    return what, lines

@@ -1,0 +1,378 @@
+/* Depthwise convolution in float32, forward and backward: every channel with a kernel of its own.
+ *
+ * Every tensor is (example, channel, row, column), without gaps; a plane is one channel of one example. A few rows at a
+ * time are laid out with zeros around them, in lines that are `pitch` numbers apart. With a step of two, rows and columns
+ * are laid out by parity, each in a phase of its own. Then an output is a sum over taps of which each lies at a fixed
+ * distance from it, and rows, gaps and tails are one loop without a border; what it computes in gaps is not used.
+ *
+ * Each output is a sum in the order of its taps, in float. The gradient of a weight is a sum in float over a few rows, in
+ * eight lanes, and in double over those. No product is fused with a sum, so every variant gives the same bits. Planes are
+ * written from the first to the last, so a row may overwrite what stands behind it, where the tensor goes on that far.
+ * Nothing is checked here: compiled_depthwise.py does that.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 8
+#define SLACK 16      /* numbers that may be read or written behind a row */
+#define BEHIND 32     /* zeros behind the last line, which is as far as a loop reads */
+#define MOST_TAPS 49
+#define MOST_OUT 1024 /* numbers that are computed at a time */
+#define TOGETHER 9    /* taps at a time */
+#define ROWS 4        /* rows at a time, if a kernel is 3x3 */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    const float *x, *weight, *bias, *grad;         /* bias: or none */
+    float *y, *grad_x, *grad_weight, *grad_bias;   /* gradients: or none */
+    float *lines, *held;                           /* room, all zero, for x and for grad */
+    double *sums;                                  /* room, all zero: (channel, tap and one more, lane) */
+    int64_t planes, channels, height, width, out_height, out_width;
+    int64_t kernel_height, kernel_width, step_height, step_width, before_height, before_width;
+    int64_t pitch, rows, together, room; /* rows of together planes are laid out at a time; room of a phase of one */
+} convolution;
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+/* n zeros, and up to LANES - 1 more. */
+INLINE void nought(float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += LANES) memset(to + i, 0, LANES * sizeof(float));
+}
+
+/* --- rows to lines and back; loose: up to SLACK numbers more may be read and written -------------------------------- */
+INLINE void moved(const float *restrict from, float *restrict to, int64_t n, int loose) {
+    if (loose)
+        for (int64_t i = 0; i < n; i += LANES) memcpy(to + i, from + i, LANES * sizeof(float));
+    else
+        memcpy(to, from, (size_t)n * sizeof(float));
+}
+
+INLINE void parted(const float *restrict from, float *restrict even, float *restrict odd, int64_t n, int loose) {
+    if (loose)
+        for (int64_t i = 0; i < n; i += 2 * LANES)
+            for (int l = 0; l < LANES; l++) {
+                even[i / 2 + l] = from[i + 2 * l];
+                odd[i / 2 + l] = from[i + 2 * l + 1];
+            }
+    else {
+        for (int64_t i = 0; i < n; i += 2) even[i / 2] = from[i];
+        for (int64_t i = 1; i < n; i += 2) odd[i / 2] = from[i];
+    }
+}
+
+INLINE void woven(const float *restrict even, const float *restrict odd, float *restrict to, int64_t n, int loose) {
+    if (loose)
+        for (int64_t i = 0; i < n; i += 2 * LANES)
+            for (int l = 0; l < LANES; l++) {
+                to[i + 2 * l] = even[i / 2 + l];
+                to[i + 2 * l + 1] = odd[i / 2 + l];
+            }
+    else {
+        for (int64_t i = 0; i < n; i += 2) to[i] = even[i / 2];
+        for (int64_t i = 1; i < n; i += 2) to[i] = odd[i / 2];
+    }
+}
+
+/* The rows of x that some rows of y are made of, by phases. Steps are 1 or 2: to divide by them is to shift. */
+INLINE void lay_lines(const convolution *s, int64_t plane, int64_t row, int64_t here, float *lines) {
+    const float *x = s->x + plane * s->height * s->width, *end = s->x + s->planes * s->height * s->width;
+    const int64_t tall = s->step_height - 1, wide = s->step_width - 1;
+    const int64_t rows = (here - 1) * s->step_height + s->kernel_height;
+    const int64_t first = wide ? s->before_width & 1 : 0, skip = s->before_width >> wide;
+    for (int64_t u = 0; u < rows; u++) {
+        const int64_t from = row * s->step_height + u - s->before_height;
+        const int64_t behind = u + s->step_height >= rows ? BEHIND : 0;
+        float *to = lines + ((u & tall) << wide) * s->room + (u >> tall) * s->pitch;
+        if (from < 0 || from >= s->height) {
+            for (int64_t j = 0; j < s->step_width; j++) nought(to + j * s->room, s->pitch + behind);
+            continue;
+        }
+        const float *line = x + from * s->width;
+        const int loose = end - line >= s->width + SLACK;
+        if (wide) {
+            float *even = to + first * s->room + skip, *odd = to + (1 - first) * s->room + skip + first;
+            const int64_t evens = (s->width + 1) / 2, odds = s->width / 2;
+            parted(line, even, odd, s->width, loose);
+            nought(even + evens, s->pitch - evens + behind);
+            nought(odd + odds, s->pitch - odds + behind);
+        } else {
+            moved(line, to + skip, s->width, loose);
+            nought(to + skip + s->width, s->pitch - s->width + behind);
+        }
+    }
+}
+
+/* Some rows of the gradient of y, and those before them that a gradient of x is made of. */
+INLINE void lay_held(const convolution *s, int64_t plane, int64_t row, int64_t here, int64_t halo, float *held) {
+    const float *grad = s->grad + plane * s->out_height * s->out_width;
+    const float *end = s->grad + s->planes * s->out_height * s->out_width;
+    for (int64_t r = 0; r < here + halo; r++) {
+        const int64_t from = row - halo + r, behind = r + 1 == here + halo ? BEHIND : 0;
+        float *to = held + r * s->pitch;
+        if (from < 0 || from >= s->out_height) {
+            nought(to, s->pitch + behind);
+            continue;
+        }
+        const float *line = grad + from * s->out_width;
+        moved(line, to, s->out_width, end - line >= s->out_width + SLACK);
+        nought(to + s->out_width, s->pitch - s->out_width + behind);
+    }
+}
+
+/* --- sums over taps ------------------------------------------------------------------------------------------------- */
+/* to[i] = start + sum of by[t] * from[at[t] + i]; with `more`, what was there takes the place of start. */
+INLINE void part_weighed(const float *from, const int64_t *at, const float *by, int taps, int more, float start,
+                         float *restrict to, int64_t n) {
+    const float *tap[TOGETHER];
+    float weight[TOGETHER];
+    for (int t = 0; t < taps; t++) {
+        tap[t] = from + at[t];
+        weight[t] = by[t];
+    }
+    n = n / LANES * LANES; /* it is one: so the compiler knows too */
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float value = more ? to[i] : start;
+#pragma GCC unroll 9
+        for (int t = 0; t < taps; t++) value += weight[t] * tap[t][i];
+        to[i] = value;
+    }
+}
+
+INLINE void weighed(const float *from, const int64_t *at, const float *by, int64_t taps, float start,
+                    float *restrict to, int64_t n) {
+    if (taps == 0) nought(to, n); /* a phase that no tap meets */
+    for (int64_t t = 0; t < taps; t += TOGETHER)
+        switch (least(taps - t, TOGETHER)) {
+#define CASE(k)                                                                                                       \
+    case k:                                                                                                           \
+        if (t)                                                                                                        \
+            part_weighed(from, at + t, by + t, k, 1, start, to, n);                                                   \
+        else                                                                                                          \
+            part_weighed(from, at + t, by + t, k, 0, start, to, n);                                                   \
+        break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9)
+        }
+}
+
+/* The same for 3x3 taps that lie side by side, and for ROWS rows: a number that is read serves three of them. */
+INLINE void nine_weighed(const float *from, int64_t pitch, const float *by, float start, float *restrict to,
+                         int64_t n) {
+    float weight[9];
+    for (int t = 0; t < 9; t++) weight[t] = by[t];
+    n = n / LANES * LANES;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float value[ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) value[r] = start;
+#pragma GCC unroll 6
+        for (int line = 0; line < ROWS + 2; line++) {
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++) {
+                const float x = from[line * pitch + j + i];
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; r++)
+                    if (line - r >= 0 && line - r < 3) value[r] += weight[(line - r) * 3 + j] * x;
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) to[r * pitch + i] = value[r];
+    }
+}
+
+INLINE void rows_weighed(const float *from, int64_t pitch, const int64_t *at, const float *by, int64_t taps,
+                         float start, float *restrict to, int64_t rows, int64_t columns) {
+    int64_t r = 0;
+    if (taps == 9 && at[8] - at[0] == 2 * pitch + 2)
+        for (; r + ROWS <= rows; r += ROWS)
+            nine_weighed(from + at[0] + r * pitch, pitch, by, start, to + r * pitch, up(columns));
+    if (r < rows)
+        weighed(from + r * pitch, at, by, taps, start, to + r * pitch, up((rows - r - 1) * pitch + columns));
+}
+
+/* Sums of grad[i] * from[at[t] + i], in lanes. */
+INLINE void part_products(const float *grad, const float *from, const int64_t *at, int taps, int64_t n,
+                          float *restrict sums) {
+    float lanes[TOGETHER][LANES];
+    const float *tap[TOGETHER];
+    for (int t = 0; t < taps; t++) tap[t] = from + at[t];
+    memset(lanes, 0, sizeof lanes);
+    for (int64_t i = 0; i < n; i += LANES) {
+#pragma GCC unroll 9
+        for (int t = 0; t < taps; t++) {
+#pragma omp simd
+            for (int l = 0; l < LANES; l++) lanes[t][l] += grad[i + l] * tap[t][i + l];
+        }
+    }
+    memcpy(sums, lanes, (size_t)taps * sizeof lanes[0]);
+}
+
+INLINE void add_products(const float *grad, const float *from, const int64_t *at, int64_t taps, int64_t n,
+                         double *restrict sums) {
+    float part[MOST_TAPS * LANES];
+    int64_t t = 0;
+    if (taps % 5)
+        for (; taps - t >= 9; t += 9) part_products(grad, from, at + t, 9, n, part + t * LANES);
+    for (; taps - t >= 5; t += 5) part_products(grad, from, at + t, 5, n, part + t * LANES);
+    for (; t < taps; t++) part_products(grad, from, at + t, 1, n, part + t * LANES);
+    for (int64_t i = 0; i < taps * LANES; i++) sums[i] += (double)part[i];
+}
+
+INLINE void add_numbers(const float *grad, int64_t n, double *restrict sums) {
+    float part[LANES] = {0.0f};
+    for (int64_t i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++) part[l] += grad[i + l];
+    for (int l = 0; l < LANES; l++) sums[l] += (double)part[l];
+}
+
+/* --- forward -------------------------------------------------------------------------------------------------------- */
+/* Where in the lines the taps of the first output lie. */
+INLINE void place_taps(const convolution *s, int64_t *phase, int64_t *away) {
+    for (int64_t i = 0, t = 0; i < s->kernel_height; i++)
+        for (int64_t j = 0; j < s->kernel_width; j++, t++) {
+            phase[t] = i % s->step_height * s->step_width + j % s->step_width;
+            away[t] = i / s->step_height * s->pitch + j / s->step_width;
+        }
+}
+
+INLINE void convolve(const convolution *s) {
+    const int64_t taps = s->kernel_height * s->kernel_width, size = s->room * s->step_height * s->step_width;
+    const float *end = s->y + s->planes * s->out_height * s->out_width;
+    int64_t phase[MOST_TAPS], at[MOST_TAPS];
+    float out[MOST_OUT + BEHIND];
+    place_taps(s, phase, at);
+    for (int64_t t = 0; t < taps; t++) at[t] += phase[t] * s->room;
+    for (int64_t from = 0; from < s->planes; from += s->together) {
+        const int64_t some = least(s->together, s->planes - from);
+        for (int64_t row = 0; row < s->out_height; row += s->rows) {
+            const int64_t here = least(s->rows, s->out_height - row);
+            for (int64_t p = 0; p < some; p++) lay_lines(s, from + p, row, here, s->lines + p * size);
+            for (int64_t p = 0, c = from % s->channels; p < some; p++, c = c + 1 < s->channels ? c + 1 : 0) {
+                float *y = s->y + ((from + p) * s->out_height + row) * s->out_width;
+                rows_weighed(s->lines + p * size, s->pitch, at, s->weight + c * taps, taps, s->bias ? s->bias[c] : 0.0f,
+                             out, here, s->out_width);
+                for (int64_t r = 0; r < here; r++, y += s->out_width)
+                    moved(out + r * s->pitch, y, s->out_width, end - y >= s->out_width + SLACK);
+            }
+        }
+    }
+}
+
+/* --- backward ------------------------------------------------------------------------------------------------------- */
+/* The taps of one phase of x, from the last to the first: so they lie in the gradient as those of y lie in x. */
+typedef struct {
+    int64_t count, tap[MOST_TAPS], at[MOST_TAPS];
+} wiring;
+
+/* Some rows of the gradient of x. A row of a phase is made of the row of the gradient of y before it, and those before. */
+INLINE void derive_rows(const convolution *s, const wiring *of, const float *held, int64_t plane, int64_t channel,
+                        int64_t row, int64_t here) {
+    const int64_t taps = s->kernel_height * s->kernel_width, tall = s->step_height - 1, wide = s->step_width - 1;
+    const int64_t first = s->before_width & 1, skip = s->before_width >> 1;
+    const float *end = s->grad_x + s->planes * s->height * s->width;
+    float out[4][MOST_OUT + BEHIND], by[MOST_TAPS];
+    for (int64_t k = 0; k < s->step_height * s->step_width; k++) {
+        for (int64_t n = 0; n < of[k].count; n++) by[n] = s->weight[channel * taps + of[k].tap[n]];
+        rows_weighed(wide ? held : held + s->before_width, s->pitch, of[k].at, by, of[k].count, 0.0f, out[k], here,
+                     wide ? s->pitch : s->width);
+    }
+    for (int64_t u = 0; u < here * s->step_height; u++) {
+        const int64_t line = row * s->step_height + u - s->before_height, i = u & tall, at = (u >> tall) * s->pitch;
+        if (line < 0 || line >= s->height) continue;
+        float *to = s->grad_x + (plane * s->height + line) * s->width;
+        const int loose = end - to >= s->width + SLACK;
+        if (wide)
+            woven(out[2 * i + first] + at + skip, out[2 * i + 1 - first] + at + skip + first, to, s->width, loose);
+        else
+            moved(out[i] + at, to, s->width, loose);
+    }
+}
+
+INLINE void convolve_back(const convolution *s) {
+    const int64_t taps = s->kernel_height * s->kernel_width, phases = s->step_height * s->step_width;
+    const int64_t size = s->room * phases, halo = (s->kernel_height - 1) / s->step_height;
+    const int64_t reach = (s->height + s->before_height + s->step_height - 1) / s->step_height;
+    const int64_t all = reach > s->out_height ? reach : s->out_height;
+    int64_t phase[MOST_TAPS], at[MOST_TAPS];
+    wiring of[4];
+    place_taps(s, phase, at);
+    memset(of, 0, sizeof of);
+    for (int64_t t = taps - 1; t >= 0; t--) {
+        wiring *w = of + phase[t];
+        w->tap[w->count] = t;
+        w->at[w->count++] = -at[t];
+        at[t] += phase[t] * s->room;
+    }
+    for (int64_t from = 0; from < s->planes; from += s->together) {
+        const int64_t some = least(s->together, s->planes - from);
+        for (int64_t row = 0; row < all; row += s->rows) {
+            const int64_t here = least(s->rows, all - row), outputs = least(here, s->out_height - row);
+            const int64_t n = up((outputs - 1) * s->pitch + s->out_width);
+            for (int64_t p = 0; p < some; p++) {
+                lay_held(s, from + p, row, here, halo, s->held + p * s->room + SLACK);
+                if (s->grad_weight && outputs > 0) lay_lines(s, from + p, row, outputs, s->lines + p * size);
+            }
+            for (int64_t p = 0, c = from % s->channels; p < some; p++, c = c + 1 < s->channels ? c + 1 : 0) {
+                const float *held = s->held + p * s->room + SLACK + halo * s->pitch;
+                double *sums = s->sums + c * (taps + 1) * LANES;
+                if (s->grad_x) derive_rows(s, of, held, from + p, c, row, here);
+                if (s->grad_weight && outputs > 0) add_products(held, s->lines + p * size, at, taps, n, sums);
+                if (s->grad_bias && outputs > 0) add_numbers(held, n, sums + taps * LANES);
+            }
+        }
+    }
+    for (int64_t c = 0; c < s->channels; c++)
+        for (int64_t t = 0; t <= taps; t++) {
+            double total = 0.0;
+            for (int l = 0; l < LANES; l++) total += s->sums[(c * (taps + 1) + t) * LANES + l];
+            if (t < taps && s->grad_weight) s->grad_weight[c * taps + t] = (float)total;
+            if (t == taps && s->grad_bias) s->grad_bias[c] = (float)total;
+        }
+}
+
+/* --- once for any processor, once for AVX2, once for AVX-512, whose vectors are not wider: rows are short ----------- */
+#define EVERY(apply, more) apply(convolve, more) apply(convolve_back, more)
+#define PLAIN(name, _) static void name##_plain(const convolution *s) { name(s); }
+#define AVX2(name, _) __attribute__((target("avx2"))) static void name##_avx2(const convolution *s) { name(s); }
+#define AVX512(name, _)                                                                                               \
+    __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=256"))) static void name##_avx512(  \
+        const convolution *s) {                                                                                       \
+        name(s);                                                                                                      \
+    }
+#define HELD(name, _) static void (*chosen_##name)(const convolution *) = name##_plain;
+#define CHOSEN(name, variant) chosen_##name = name##_##variant;
+
+EVERY(PLAIN, )
+#if defined(__x86_64__)
+EVERY(AVX2, )
+EVERY(AVX512, )
+#endif
+EVERY(HELD, )
+
+__attribute__((constructor)) static void choose(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) {
+        EVERY(CHOSEN, avx2)
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+        EVERY(CHOSEN, avx512)
+    }
+#endif
+}
+
+/* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
+ * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
+#define SHOWN(name, _)                                                                                                \
+    void darknight_##name##_1(const convolution *s) { chosen_##name(s); }                                             \
+    void darknight_##name##_plain_1(const convolution *s) { name##_plain(s); }
+#define SHOWN_AVX2(name, _)                                                                                           \
+    void darknight_##name##_avx2_1(const convolution *s) { name##_avx2(s); }
+EVERY(SHOWN, )
+#if defined(__x86_64__)
+EVERY(SHOWN_AVX2, )
+#endif
