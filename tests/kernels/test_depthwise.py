@@ -100,7 +100,7 @@ def test_a_gradient_that_is_not_wanted_is_left_out_and_changes_no_other():
 
 def test_nothing_behind_a_result_is_written():
     for case in CASES:
-        x, weight, bias, grad, window = drawn(case)
+        x, weight, bias, _, window = drawn(case)
         expected = kernels.convolve(library(""), x, weight, bias, window)
         behind = torch.full((expected.numel() + 64,), 123.0)
         what, lines = kernels._convolution(x, weight, window)

@@ -61,9 +61,9 @@ def chosen() -> Library | None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How rows lie in the room that the library works in: lines of `pitch` numbers, so many `rows` of outputs at a time.
+    """How rows lie in the room that the library works in: in lines of `pitch` numbers.
 
-    Of images that are small, so many planes `together`. room: numbers of a phase of a plane.
+    So many `rows` of outputs are computed at a time, of so many planes `together`. room: numbers of a phase of a plane.
     """
 
     pitch: int
@@ -119,14 +119,31 @@ def convolve_back(
     gx = torch.empty_like(x) if wanted[0] else None
     gw = torch.empty_like(weight) if wanted[1] else None
     gb = torch.empty(x.shape[1]) if wanted[2] else None
+    # Memory is read and written twice as fast if not in turns. With a step of two that is more than reading grad again.
+    apart = window.step != (1, 1)
+    for each in ((gx, None, None), (None, gw, gb)) if apart else ((gx, gw, gb),):
+        if any(out is not None for out in each):
+            _derive(library, x, weight, grad, window, *each)
+    return gx, gw, gb
+
+
+def _derive(
+    library: Library,
+    x: Tensor,
+    weight: Tensor,
+    grad: Tensor,
+    window: Window,
+    gx: Tensor | None,
+    gw: Tensor | None,
+    gb: Tensor | None,
+) -> None:
     what, kept = _convolution(x, weight, window)
-    what.grad, what.grad_x, what.grad_weight, what.grad_bias = grad.data_ptr(), address(gx), address(gw), address(gb)
     held = torch.zeros(what.together * what.room + _ROOM_AROUND)
     sums = torch.zeros(x.shape[1] * (window.kernel[0] * window.kernel[1] + 1) * _LANES, dtype=torch.float64)
+    what.grad, what.grad_x, what.grad_weight, what.grad_bias = grad.data_ptr(), address(gx), address(gw), address(gb)
     what.held, what.sums = held.data_ptr(), sums.data_ptr()
     library.convolve_back(ctypes.byref(what))
     del kept, held, sums
-    return gx, gw, gb
 
 
 def _convolution(x: Tensor, weight: Tensor, window: Window) -> tuple[_Convolution, Tensor]:

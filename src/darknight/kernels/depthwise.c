@@ -50,75 +50,79 @@ INLINE void moved(const float *restrict from, float *restrict to, int64_t n, int
 }
 
 INLINE void parted(const float *restrict from, float *restrict even, float *restrict odd, int64_t n, int loose) {
-    if (loose)
-        for (int64_t i = 0; i < n; i += 2 * LANES)
-            for (int l = 0; l < LANES; l++) {
-                even[i / 2 + l] = from[i + 2 * l];
-                odd[i / 2 + l] = from[i + 2 * l + 1];
-            }
-    else {
+    if (loose) {
+        const int64_t pairs = up((n + 1) / 2);
+#pragma omp simd
+        for (int64_t i = 0; i < pairs; i++) {
+            even[i] = from[2 * i];
+            odd[i] = from[2 * i + 1];
+        }
+    } else {
         for (int64_t i = 0; i < n; i += 2) even[i / 2] = from[i];
         for (int64_t i = 1; i < n; i += 2) odd[i / 2] = from[i];
     }
 }
 
 INLINE void woven(const float *restrict even, const float *restrict odd, float *restrict to, int64_t n, int loose) {
-    if (loose)
-        for (int64_t i = 0; i < n; i += 2 * LANES)
-            for (int l = 0; l < LANES; l++) {
-                to[i + 2 * l] = even[i / 2 + l];
-                to[i + 2 * l + 1] = odd[i / 2 + l];
-            }
-    else {
+    if (loose) {
+        const int64_t pairs = up((n + 1) / 2);
+#pragma omp simd
+        for (int64_t i = 0; i < pairs; i++) {
+            to[2 * i] = even[i];
+            to[2 * i + 1] = odd[i];
+        }
+    } else {
         for (int64_t i = 0; i < n; i += 2) to[i] = even[i / 2];
         for (int64_t i = 1; i < n; i += 2) to[i] = odd[i / 2];
     }
 }
 
-/* The rows of x that some rows of y are made of, by phases. Steps are 1 or 2: to divide by them is to shift. */
+/* The rows of x that some rows of y are made of, by phases, in the order in which they lie in memory: it is read several
+ * times as fast in that order. Steps are 1 or 2: to divide by them is to shift. */
 INLINE void lay_lines(const convolution *s, int64_t plane, int64_t row, int64_t here, float *lines) {
     const float *x = s->x + plane * s->height * s->width, *end = s->x + s->planes * s->height * s->width;
     const int64_t tall = s->step_height - 1, wide = s->step_width - 1;
-    const int64_t rows = (here - 1) * s->step_height + s->kernel_height;
-    const int64_t first = wide ? s->before_width & 1 : 0, skip = s->before_width >> wide;
-    for (int64_t u = 0; u < rows; u++) {
-        const int64_t from = row * s->step_height + u - s->before_height;
-        const int64_t behind = u + s->step_height >= rows ? BEHIND : 0;
-        float *to = lines + ((u & tall) << wide) * s->room + (u >> tall) * s->pitch;
-        if (from < 0 || from >= s->height) {
-            for (int64_t j = 0; j < s->step_width; j++) nought(to + j * s->room, s->pitch + behind);
-            continue;
-        }
-        const float *line = x + from * s->width;
-        const int loose = end - line >= s->width + SLACK;
+    const int64_t first = s->before_width & wide, skip = s->before_width >> wide;
+    const int64_t rows = ((here - 1) << tall) + s->kernel_height, start = (row << tall) - s->before_height;
+    const int64_t above = start < 0 ? least(rows, -start) : 0, there = least(rows, s->height - start);
+    const int64_t evens = (s->width + 1) / 2, odds = s->width / 2;
+    const int loose = end - (x + (start + rows) * s->width) >= SLACK;
+#define LINE(u) (lines + (((u) & tall) << wide) * s->room + ((u) >> tall) * s->pitch)
+    for (int64_t u = 0; u < above; u++)
+        for (int64_t j = 0; j <= wide; j++) nought(LINE(u) + j * s->room, s->pitch);
+    for (int64_t u = above; u < there; u++) {
+        float *to = LINE(u) + skip;
+        const float *from = x + (start + u) * s->width;
         if (wide) {
-            float *even = to + first * s->room + skip, *odd = to + (1 - first) * s->room + skip + first;
-            const int64_t evens = (s->width + 1) / 2, odds = s->width / 2;
-            parted(line, even, odd, s->width, loose);
-            nought(even + evens, s->pitch - evens + behind);
-            nought(odd + odds, s->pitch - odds + behind);
+            float *even = to + first * s->room, *odd = to + (1 - first) * s->room + first;
+            parted(from, even, odd, s->width, loose);
+            nought(even + evens, s->pitch - evens);
+            nought(odd + odds, s->pitch - odds);
         } else {
-            moved(line, to + skip, s->width, loose);
-            nought(to + skip + s->width, s->pitch - s->width + behind);
+            moved(from, to, s->width, loose);
+            nought(to + s->width, s->pitch - s->width);
         }
     }
+    for (int64_t u = there > above ? there : above; u < rows + s->step_height; u++)
+        for (int64_t j = 0; j <= wide; j++) nought(LINE(u) + j * s->room, u < rows ? s->pitch : BEHIND);
+#undef LINE
 }
 
 /* Some rows of the gradient of y, and those before them that a gradient of x is made of. */
 INLINE void lay_held(const convolution *s, int64_t plane, int64_t row, int64_t here, int64_t halo, float *held) {
     const float *grad = s->grad + plane * s->out_height * s->out_width;
     const float *end = s->grad + s->planes * s->out_height * s->out_width;
-    for (int64_t r = 0; r < here + halo; r++) {
-        const int64_t from = row - halo + r, behind = r + 1 == here + halo ? BEHIND : 0;
-        float *to = held + r * s->pitch;
-        if (from < 0 || from >= s->out_height) {
-            nought(to, s->pitch + behind);
-            continue;
-        }
-        const float *line = grad + from * s->out_width;
-        moved(line, to, s->out_width, end - line >= s->out_width + SLACK);
-        nought(to + s->out_width, s->pitch - s->out_width + behind);
+    const int64_t rows = here + halo, start = row - halo, above = start < 0 ? least(rows, -start) : 0;
+    const int64_t there = least(rows, s->out_height - start);
+    const float *from = grad + start * s->out_width;
+    const int loose = end - (from + there * s->out_width) >= SLACK;
+    nought(held, above * s->pitch);
+    for (int64_t r = above; r < there; r++) {
+        moved(from + r * s->out_width, held + r * s->pitch, s->out_width, loose);
+        nought(held + r * s->pitch + s->out_width, s->pitch - s->out_width);
     }
+    const int64_t done = (there > above ? there : above) * s->pitch;
+    nought(held + done, rows * s->pitch - done + BEHIND);
 }
 
 /* --- sums over taps ------------------------------------------------------------------------------------------------- */
@@ -254,8 +258,8 @@ INLINE void convolve(const convolution *s) {
                 float *y = s->y + ((from + p) * s->out_height + row) * s->out_width;
                 rows_weighed(s->lines + p * size, s->pitch, at, s->weight + c * taps, taps, s->bias ? s->bias[c] : 0.0f,
                              out, here, s->out_width);
-                for (int64_t r = 0; r < here; r++, y += s->out_width)
-                    moved(out + r * s->pitch, y, s->out_width, end - y >= s->out_width + SLACK);
+                const int loose = end - (y + (here - 1) * s->out_width) >= s->out_width + SLACK;
+                for (int64_t r = 0; r < here; r++) moved(out + r * s->pitch, y + r * s->out_width, s->out_width, loose);
             }
         }
     }
