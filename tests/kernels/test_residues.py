@@ -262,9 +262,9 @@ TRIES: list[Callable[[Library, random.Random], None]] = [
 ]
 
 
-def try_everything(library: Library) -> None:
+def try_everything(library: Library, seeds: int = 40) -> None:
     for attempt in TRIES:
-        for seed in range(40):
+        for seed in range(seeds):
             torch.manual_seed(seed)
             attempt(library, random.Random(seed))
 

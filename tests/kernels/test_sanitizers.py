@@ -32,7 +32,7 @@ def loaded(name, symbol, arguments, result=None):
 
 compiled.loaded = loaded
 from darknight.kernels import compiled_residues, compiled_unmasking
-from kernels import test_field, test_layers, test_residues, test_unmasking, test_weights
+from kernels import test_depthwise, test_field, test_layers, test_residues, test_unmasking, test_weights
 
 if sys.argv[2] == "broken":
     library = Library.loaded()
@@ -61,6 +61,8 @@ for shape in test_layers.SHAPES:
     test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
 for window, size in test_layers.WINDOWS:
     test_layers.test_maxima_and_their_gradients_are_torchs(window, size)
+for case in test_depthwise.CASES:
+    test_depthwise.try_every_kind(case)
 print("done")
 """
 
@@ -75,7 +77,7 @@ def test_no_sanitizer_complains(tmp_path: Path):
         pytest.skip("this compiler has no AddressSanitizer")
     flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-    for name in ("field", "layers", "residues", "unmasking", "weights"):
+    for name in ("depthwise", "field", "layers", "residues", "unmasking", "weights"):
         command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {

@@ -86,11 +86,11 @@ def test_it_is_the_float32_layer_itself():
     with torch.no_grad():
         plain = model[0](x)
         protected_places(model)
-        assert torch.equal(model[0](x), plain)
+        torch.testing.assert_close(model[0](x), plain, rtol=1e-6, atol=1e-6)  # by a kernel of our own: within rounding
         dk.unprotect_(model)
         with dk.Runtime(SCHEME, None) as runtime:  # masked, it is not
             dk.protect_(model, runtime, where=everything)
-            assert not torch.equal(model[0](x), plain)
+            assert float((model[0](x) - plain).abs().max()) > 1e-5
 
 
 class Functional(nn.Module):

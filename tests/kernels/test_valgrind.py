@@ -1,0 +1,88 @@
+"""The libraries in C under valgrind, which sees what no sanitizer was compiled into: the very files that are installed.
+
+torch takes too long under valgrind. So calls are written down with their operands while tests of the other files run,
+and repeated without torch, in memory that ends where the operands end. valgrind knows no AVX-512: the libraries choose
+AVX2 there, and have to find the same bits. The variants without vector instructions run too.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from darknight.kernels import compiled_field, compiled_residues
+from kernels import test_depthwise, test_field, test_layers, test_residues
+from kernels.recording import REPLAY, Recording
+
+NAMES = ("combine", "encode", "largest", "quantise", "unchanged", "below", "moments", "checksum")
+NAMES += ("weigh", "fold", "slide", "dot", "normalise", "derive", "pool", "unpool", "convolve", "convolve_back")
+
+
+def call_everything() -> None:
+    """Some of what the other tests call, of every function."""
+    for kind in ("", "plain_"):
+        library = compiled_field.Library.loaded(kind)
+        for length in test_field.LENGTHS:
+            test_field.test_fixed_point_agrees_with_the_reference(library, length)
+            test_field.test_what_changed_is_noticed_anywhere_and_what_rounds_to_the_same_is_not(library, length)
+        for prime in test_field.PRIMES:
+            test_field.test_combinations_agree_with_the_reference_and_with_exact_integers(library, prime, 7, False)
+            test_field.test_encoding_agrees_with_the_reference(library, prime, 7, False)
+        test_field.test_what_goes_past_the_cache_is_the_same(library, 1)
+        test_field.test_moments_agree_with_the_reference_at_their_largest_too(library, (2, 3, 1300))
+        test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
+        test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
+        test_residues.try_everything(compiled_residues.Library.loaded(kind), 10)
+    for shape in test_layers.SHAPES:
+        test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
+    for window, size in test_layers.WINDOWS:
+        test_layers.test_maxima_and_their_gradients_are_torchs(window, size)
+    for case in test_depthwise.CASES:
+        test_depthwise.try_every_kind(case)
+
+
+def call_one() -> None:
+    library = compiled_field.Library.loaded()
+    compiled_field.quantise(library, torch.randn(1000), 256.0, None)
+
+
+def recorded(calls, path: Path, monkeypatch) -> set[str]:
+    """Writes down what `calls` calls; the names of those functions."""
+    with monkeypatch.context() as patch:
+        recording = Recording(path, patch)
+        calls()
+        recording.close()
+    return recording.symbols
+
+
+def repeated(path: Path, valgrind: str, less: int = 0) -> subprocess.CompletedProcess[str]:
+    """less: how many bytes too few the operands have."""
+    options = ["--quiet", "--error-exitcode=9", "--leak-check=no", "--partial-loads-ok=no"]
+    command = [valgrind, *options, sys.executable, "-I", "-S", "-c", REPLAY, str(path), str(less)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
+def test_valgrind_finds_nothing_in_the_libraries_and_something_in_a_call_that_reads_too_far(tmp_path, monkeypatch):
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        pytest.skip("valgrind is not installed (Debian: apt-get install valgrind)")
+    if compiled_field.chosen() is None:
+        pytest.skip("nothing was compiled")
+    symbols = recorded(call_everything, tmp_path / "everything", monkeypatch)
+    called = {symbol.removeprefix("darknight_").rpartition("_")[0] for symbol in symbols}
+    assert called >= {name + kind for name in NAMES for kind in ("", "_plain")}
+    whole = repeated(tmp_path / "everything", valgrind)
+    assert whole.returncode == 0, (whole.stdout + whole.stderr)[-3000:]
+    assert whole.stdout.startswith("repeated ")
+
+    recorded(call_one, tmp_path / "one", monkeypatch)
+    assert repeated(tmp_path / "one", valgrind).returncode == 0
+    broken = repeated(tmp_path / "one", valgrind, less=4)  # one number too few, and it is noticed: the test can fail
+    assert broken.returncode == 9, broken.stdout
+    assert "Invalid read of size" in broken.stderr
+    assert "quantise" in broken.stderr
