@@ -74,11 +74,12 @@ class _Convolved(torch.autograd.Function):
 
 def _by_torch(
     x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, window: Window, wanted: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The same gradients, by torch and with a graph of their own."""
     operands = [each for each, asked in zip((x, weight, bias), wanted, strict=True) if asked and each is not None]
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         y = F.conv2d(x, weight, bias, window.step, window.before, 1, x.shape[1])
         found = iter(torch.autograd.grad(y, operands, grad, create_graph=again))
-    return tuple(next(found) if asked else None for asked in wanted)
+    gx, gw, gb = (next(found) if asked else None for asked in wanted)
+    return gx, gw, gb
