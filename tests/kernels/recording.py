@@ -52,22 +52,21 @@ class Recording:
 
     def __init__(self, path: Path, monkeypatch: Any) -> None:
         self._file = path.open("wb")
-        self._known: dict[int, int] = {}  # by where it begins: how many bytes there are; the latest is last
+        self._known: dict[int, tuple[int, Any]] = {}  # by where it begins: its bytes, and its array; the latest is last
         self._loaded = compiled.loaded
         self.symbols: set[str] = set()
         data_ptr, addressof = torch.Tensor.data_ptr, ctypes.addressof
 
         def of_tensor(tensor: torch.Tensor) -> int:
             storage = tensor.untyped_storage()
-            self._note(storage.data_ptr(), storage.nbytes())
+            self._note(storage.data_ptr(), storage.nbytes(), None)
             return data_ptr(tensor)
 
         def of_array(array: Any) -> int:
-            self._note(addressof(array), ctypes.sizeof(array))
+            self._note(addressof(array), ctypes.sizeof(array), array)
             return addressof(array)
 
-        self._address = addressof
-        compiled_residues._array.cache_clear()
+        compiled_residues.array_of.cache_clear()  # its places are to be asked for again
         monkeypatch.setattr(torch.Tensor, "data_ptr", of_tensor)
         monkeypatch.setattr(ctypes, "addressof", of_array)
         monkeypatch.setattr(compiled, "loaded", self.loaded)
@@ -95,15 +94,15 @@ class Recording:
 
         return called
 
-    def _note(self, start: int, size: int) -> None:
+    def _note(self, start: int, size: int, array: Any) -> None:
         self._known.pop(start, None)
-        self._known[start] = size
+        self._known[start] = (size, array)
 
 
 class _Blocks:
     """The pieces of memory of one call, and where in them pointers to others stand."""
 
-    def __init__(self, known: dict[int, int]) -> None:
+    def __init__(self, known: dict[int, tuple[int, Any]]) -> None:
         self._known = known
         self._places: list[tuple[int, int]] = []
         self._objects: list[Any] = []  # arrays that would be gone
@@ -125,9 +124,9 @@ class _Blocks:
         return self._places.index((start, size))
 
     def _of_address(self, address: int) -> tuple[int, int]:
-        for start, size in reversed(self._known.items()):
+        for start, (size, array) in reversed(self._known.items()):
             if start <= address < start + size:
-                return self._piece(start, size), address - start
+                return (self._piece(start, size), address - start) if array is None else self._of_object(array)
         raise AssertionError("a pointer to memory that nobody asked the place of")
 
     def _of_object(self, value: Any) -> tuple[int, int]:
@@ -146,6 +145,8 @@ class _Blocks:
 
 def _kept_alive(objects: Any) -> list[Any]:
     """The arrays that a structure points to, which ctypes keeps in tuples in dictionaries."""
+    if isinstance(objects, ctypes.Structure):
+        return _kept_alive(objects._objects)
     if isinstance(objects, dict | tuple):
         values = objects.values() if isinstance(objects, dict) else objects
         return [each for value in values for each in _kept_alive(value)]
@@ -154,8 +155,14 @@ def _kept_alive(objects: Any) -> list[Any]:
 
 def _entries(value: Any) -> list[tuple[int, Any]]:
     """The pointers in a structure or an array, and where in it they stand."""
-    if isinstance(value, ctypes.Structure):
-        fields = ((name, kind) for name, kind in value._fields_ if kind is ctypes.c_void_p or hasattr(kind, "contents"))
-        return [(getattr(type(value), name).offset, getattr(value, name)) for name, _ in fields]
-    size = ctypes.sizeof(ctypes.c_void_p)
-    return [(index * size, entry) for index, entry in enumerate(value)] if value._type_ is ctypes.c_void_p else []
+    if not isinstance(value, ctypes.Structure):
+        size = ctypes.sizeof(ctypes.c_void_p)
+        return [(index * size, entry) for index, entry in enumerate(value)] if value._type_ is ctypes.c_void_p else []
+    found = []
+    for name, kind in value._fields_:
+        start, entry = getattr(type(value), name).offset, getattr(value, name)
+        if isinstance(entry, ctypes.Structure):
+            found += [(start + offset, inner) for offset, inner in _entries(entry)]
+        elif kind is ctypes.c_void_p or isinstance(entry, ctypes._Pointer):
+            found.append((start, entry))
+    return found
