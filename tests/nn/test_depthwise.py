@@ -88,7 +88,7 @@ def test_training_with_our_kernel_is_training_with_torchs_within_rounding(monkey
 
 def gradients(model_of, protected: bool, again: bool = False, look=lambda y: y):
     torch.manual_seed(4)
-    model, x = model_of(), torch.randn(3, 4, 9, 14, requires_grad=True)
+    model, x = model_of(), torch.randn(3, 4, 13, 14, requires_grad=True)
     with dk.Runtime(SCHEME, None) as runtime:
         if protected:
             dk.protect_(model, runtime)
@@ -139,6 +139,7 @@ OTHERS = {
     "two outputs of each channel": lambda: nn.Conv2d(4, 8, 3, groups=4),
     "two channels in a group": lambda: nn.Conv2d(4, 4, 3, groups=2),
     "a step of three": lambda: nn.Conv2d(4, 4, 3, stride=3, groups=4),
+    "a small image": lambda: nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4),
     "channels last": lambda: nn.Sequential(Last(), nn.Conv2d(4, 4, 3, groups=4)),
     "doubles": lambda: nn.Sequential(Doubled(), nn.Conv2d(4, 4, 3, groups=4).double()),
 }

@@ -6,6 +6,7 @@ of float32, and are the same on every processor that has the kernels. What the k
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from darknight.kernels import compiled_depthwise as kernels
 from darknight.kernels.compiled_depthwise import Library
 from darknight.kernels.compiled_layers import Window
 from darknight.nn.staying import ordinary, pair
+
+_SMALLEST = 49  # outputs of a channel: in smaller images torch's takes half as long
 
 
 def convolved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -42,6 +45,8 @@ def _convolved(
         return None
     window = Window((weight.shape[2], weight.shape[3]), pair(stride), pair(padding))
     if not kernels.can_convolve(input, weight, bias, window):
+        return None
+    if prod(window.outputs(input.shape[2], input.shape[3])) < _SMALLEST:
         return None
     operands = (input, weight, bias)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands):
