@@ -5,7 +5,6 @@ and repeated without torch, in memory that ends where the operands end. valgrind
 AVX2 there, and have to find the same bits. The variants without vector instructions run too.
 """
 
-import ctypes
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from darknight.kernels import compiled, compiled_field, compiled_residues
+from darknight.kernels import compiled_field, compiled_residues, compiled_unmasking
 from kernels import test_depthwise, test_field, test_layers, test_residues, test_unmasking
 from kernels.recording import REPLAY, Recording
 
@@ -50,7 +49,7 @@ def call_everything() -> None:
         test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
         test_residues.try_everything(compiled_residues.Library.loaded(kind), 10)
         for positions in test_unmasking.POSITIONS:
-            function = compiled.loaded("unmasking", f"darknight_unmask_{kind}1", (ctypes.c_void_p,))
+            function = compiled_unmasking.chosen.__wrapped__(kind)  # loaded again, and not as it was remembered
             test_unmasking.test_it_is_what_unmasking_and_weighing_give(function, positions, False)
     for shape in test_layers.SHAPES:
         test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
