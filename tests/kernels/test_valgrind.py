@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from darknight.kernels import compiled_field, compiled_residues, compiled_unmasking
-from kernels import test_depthwise, test_field, test_layers, test_residues, test_unmasking
+from kernels import test_depthwise, test_field, test_layers, test_residues, test_unmasking, test_weights
 from kernels.recording import REPLAY, Recording
 
 NAMES = ("combine", "encode", "largest", "quantise", "unchanged", "below", "moments", "checksum")
@@ -51,6 +51,8 @@ def call_everything() -> None:
         for positions in test_unmasking.POSITIONS:
             function = compiled_unmasking.chosen.__wrapped__(kind)  # loaded again, and not as it was remembered
             test_unmasking.test_it_is_what_unmasking_and_weighing_give(function, positions, False)
+    for shape in test_weights.SHAPES:
+        test_weights.agree(shape, 12, 1)
     for shape in test_layers.SHAPES:
         test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
     for window, size in test_layers.WINDOWS:
