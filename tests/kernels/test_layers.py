@@ -1,4 +1,4 @@
-"""Batch normalisation and max pooling in C: what torch gives, within rounding; every variant the same bits."""
+"""What stays in the enclave, in C: what torch gives, within rounding; every variant the same bits."""
 
 import ctypes
 import re
@@ -105,6 +105,52 @@ def test_nan_and_infinity_reach_the_result_as_in_torch():
     )
 
 
+def activated(y, limits):
+    """As torch.nn's modules do it."""
+    if limits is None:
+        return y
+    return F.relu(y) if limits == (0.0, inf) else F.hardtanh(y, *limits)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("channel", [1, -1])
+def test_a_product_is_finished_as_torch_does_it_to_the_bit(shape, channel):
+    torch.manual_seed(3)
+    y = torch.randint(-40, 41, shape) / 8.0  # with many that are at a limit
+    y.view(-1)[0] = float("nan")
+    for bias in (torch.randint(-8, 9, (shape[channel],)) / 8.0, None):
+        along = 0.0 if bias is None else bias.reshape(-1, *[1] * (y.dim() - 1 - channel % y.dim()))
+        for limits in LIMITS:
+            expected = activated(y + along, limits)
+            for kind in KINDS:
+                found = y.clone()
+                assert kernels.finish(library(kind), found, channel, bias, limits)
+                assert torch.equal(found.nan_to_num(123.0), expected.nan_to_num(123.0))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("channel", [1, -1])
+def test_gradients_come_back_as_in_torch_with_their_sums_and_their_magnitude(shape, channel):
+    torch.manual_seed(4)
+    x, grad = torch.randint(-40, 41, shape) / 8.0, torch.randn(shape)
+    axes = [axis for axis in range(x.dim()) if axis != channel % x.dim()]
+    for limits in LIMITS:
+        operand = x.clone().requires_grad_()
+        y = activated(operand, limits)
+        (expected,) = torch.autograd.grad(y, operand, grad) if limits else (grad,)
+        found = {}
+        for kind in KINDS:
+            behind = None if limits is None else y.detach()
+            found[kind] = kernels.come_back(library(kind), grad, channel, behind, limits)
+            assert torch.equal(found[kind].grad, expected)
+            assert found[kind].largest == float(expected.abs().max())
+            torch.testing.assert_close(found[kind].sums, expected.double().sum(axes))
+        assert all(torch.equal(found[kind].sums, found[""].sums) for kind in KINDS)
+    for strange in (float("nan"), inf, -inf):
+        grad.view(-1)[-1] = strange
+        assert all(kernels.come_back(library(kind), grad, channel).largest == inf for kind in KINDS)
+
+
 @pytest.mark.parametrize(("window", "size"), WINDOWS, ids=str)
 def test_maxima_and_their_gradients_are_torchs(window, size):
     torch.manual_seed(2)
@@ -125,10 +171,15 @@ def test_what_is_not_for_the_library_is_left_to_torch():
         assert kernels.normalise(lib, other, None, None, None, 0.1, 1e-5) is None
         assert kernels.pool(lib, other, window, keep=True) is None
         assert kernels.affine(lib, other, torch.ones(3), torch.ones(3)) is None
+        assert not kernels.finish(lib, other, 0, None, (0.0, inf))
+        assert kernels.come_back(lib, other, 0) is None
     assert kernels.normalise(lib, x, torch.ones(4), None, None, 0.1, 1e-5) is None
     assert kernels.normalise(lib, x, torch.ones(3).double(), None, None, 0.1, 1e-5) is None
     assert kernels.normalise(lib, torch.randn(1, 3), None, None, None, 0.1, 1e-5) is None
     assert kernels.affine(lib, x, torch.ones(4), torch.ones(3)) is None
+    assert not kernels.finish(lib, x, 1, torch.ones(4), None)
+    assert not kernels.finish(lib, x, 1, torch.ones(3).double(), None)
+    assert kernels.come_back(lib, x, 1, x[:1], (0.0, inf)) is None
     for window in (Window((16, 16), (1, 1), (0, 0)), Window((5, 5), (1, 1), (0, 0)), Window((1, 1), (1, 1), (1, 0))):
         assert kernels.pool(lib, x, window, keep=True) is None
     _, by = kernels.normalise(lib, x, None, None, None, 0.1, 1e-5)
@@ -139,7 +190,7 @@ def test_what_is_not_for_the_library_is_left_to_torch():
 def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
     bare = re.sub(r"/\*.*?\*/", "", Path(kernels.__file__).with_name("layers.c").read_text(), flags=re.DOTALL)
     kinds = {ctypes.c_double: "double", ctypes.c_float: "float", ctypes.c_int64: "int64_t"}
-    for name in ("normalisation", "derivation", "pooling"):
+    for name in ("normalisation", "derivation", "pooling", "finishing", "returning"):
         (body,) = re.findall(r"typedef struct \{([^}]*)\} " + name + ";", bare)
         fields = []
         for line in filter(str.strip, body.split(";")):

@@ -7,6 +7,7 @@ from darknight.coding.arithmetic import PRIME_25, PRIME_28, WITNESS, Field, Real
 from darknight.coding.batches import group_count, joined, virtual_batches
 from darknight.coding.code import Code, Mixing, decoder
 from darknight.coding.draw import draw_code
+from darknight.coding.finish import Finish
 from darknight.coding.scheme import Scheme
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "WITNESS",
     "Code",
     "Field",
+    "Finish",
     "Mixing",
     "Real",
     "Scheme",

@@ -1,4 +1,6 @@
-"""The library built from layers.c, if this installation has it: batch normalisation and max pooling.
+"""The library built from layers.c, if this installation has it: what stays in the enclave, in few passes.
+
+Batch normalisation, max pooling, and what stands behind a product: its bias and activation, and their gradients.
 
 What torch does is the reference; results agree within the rounding of float32. Each function says None where the
 library is not made for its operands, before any memory is touched.
@@ -52,6 +54,25 @@ class _Pooling(ctypes.Structure):
     ]
 
 
+class _Finishing(ctypes.Structure):
+    _fields_ = [
+        ("y", _POINTER),
+        *[(name, _NUMBER) for name in ("examples", "channels", "inner")],
+        ("bias", _POINTER),
+        *[(name, ctypes.c_float) for name in ("low", "high")],
+        ("limited", _NUMBER),
+    ]
+
+
+class _Returning(ctypes.Structure):
+    _fields_ = [
+        *[(name, _POINTER) for name in ("grad", "y", "out")],
+        *[(name, _NUMBER) for name in ("examples", "channels", "inner")],
+        *[(name, ctypes.c_float) for name in ("low", "high")],
+        *[(name, _POINTER) for name in ("sums", "largest")],
+    ]
+
+
 @dataclass(frozen=True)
 class Library:
     """The functions of layers.c."""
@@ -61,13 +82,15 @@ class Library:
     derive: Function
     pool: Function
     unpool: Function
+    finish: Function
+    come_back: Function
 
     @classmethod
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
             name: compiled.loaded("layers", f"darknight_{name}_{kind}1", (_POINTER,))
-            for name in ("normalise", "affine", "derive", "pool", "unpool")
+            for name in cls.__dataclass_fields__
         }
         there = {name: function for name, function in found.items() if function is not None}
         return cls(**there) if len(there) == len(found) else None
@@ -143,7 +166,7 @@ def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor 
 
 
 def derive(
-    library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: tuple[float, float] | None
+    library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: Limits | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of x, weight and bias. limits: outside them an activation behind it let no gradient pass."""
     if not (suits(x) and suits(grad)) or x.shape != grad.shape:
@@ -166,6 +189,75 @@ def derive(
     )
     library.derive(ctypes.byref(what))
     return out, weight, bias
+
+
+# --- behind a product -------------------------------------------------------------------------------------------------
+Limits = tuple[float, float]  # what an activation cuts its input to
+
+
+@dataclass(frozen=True, eq=False)
+class Returned:
+    """A gradient on its way back, its largest magnitude, and its sums by channel where somebody took them."""
+
+    grad: Tensor
+    largest: float
+    sums: Tensor | None = None
+
+
+def finish(library: Library, y: Tensor, channel: int, bias: Tensor | None, limits: Limits | None) -> bool:
+    """Adds `bias` along the axis `channel` and cuts to `limits`, in place. False if it is not for these.
+
+    Bit for bit what torch's sum and activation give.
+    """
+    if not _suits(y) or (bias is not None and not _vector(bias, y.shape[channel])):
+        return False
+    low, high = limits or (-inf, inf)
+    what = _Finishing(y.data_ptr(), *_by_channel(y, channel), _address(bias), low, high, limits is not None)
+    library.finish(ctypes.byref(what))
+    return True
+
+
+def can_come_back(grad: Tensor) -> bool:
+    """Whether `come_back` is made for it."""
+    return _suits(grad)
+
+
+def come_back(
+    library: Library, grad: Tensor, channel: int, y: Tensor | None = None, limits: Limits | None = None
+) -> Returned | None:
+    """What of `grad` passes an activation that gave y by cutting to `limits`; everything if there was none.
+
+    Bit for bit what torch's activation lets pass; the sums are float64. largest is infinite if one is NaN.
+    """
+    if not _suits(grad) or (y is not None and (not _suits(y) or y.shape != grad.shape)):
+        return None
+    sums, largest = torch.zeros(grad.shape[channel], dtype=torch.float64), ctypes.c_int32()
+    out = grad if y is None else torch.empty_like(grad)
+    low, high = limits or (-inf, inf)
+    what = _Returning(
+        grad.data_ptr(),
+        _address(y),
+        None if y is None else out.data_ptr(),
+        *_by_channel(grad, channel),
+        low,
+        high,
+        sums.data_ptr(),
+        ctypes.addressof(largest),
+    )
+    library.come_back(ctypes.byref(what))
+    return Returned(out, _of_bits(largest), sums)
+
+
+def _by_channel(values: Tensor, channel: int) -> tuple[int, int, int]:
+    """How many runs of how many channels of how many positions."""
+    axis = channel % values.dim()
+    return prod(values.shape[:axis]), values.shape[axis], prod(values.shape[axis + 1 :])
+
+
+def _of_bits(bits: ctypes.c_int32) -> float:
+    """A magnitude, infinite if it is not a number."""
+    value = ctypes.c_float.from_buffer(bits).value
+    return inf if value != value else value
 
 
 # --- max pooling ------------------------------------------------------------------------------------------------------

@@ -8,15 +8,27 @@ import torch
 from torch import Tensor
 
 from darknight.errors import OpError, ProtectError
+from darknight.kernels import compiled_layers as kernels
+from darknight.kernels.compiled_layers import Limits
+from darknight.nn.behind import Behind
 from darknight.ops import BilinearOp
-from darknight.runtime import Layer, Runtime, Saved
+from darknight.runtime import Finish, Layer, Runtime, Saved
 from darknight.types import Pass
 
 
-def product(runtime: Runtime, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """<w, x> + bias, with <w, x> and its gradients computed through `runtime`.
+def product(
+    runtime: Runtime,
+    layer: Layer,
+    op: BilinearOp,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    limits: Limits | None = None,
+) -> tuple[Tensor, Behind]:
+    """<w, x> + bias, with <w, x> and its gradients computed through `runtime`; and what stands behind it.
 
-    x has its examples along the first axis, or is a single example without that axis.
+    x has its examples along the first axis, or is a single example without that axis. limits: the result may be cut to
+    these; whether it was, is said by what stands behind it.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise ProtectError(f"layer {layer.label}: a protected model cannot be traced. Call dk.unprotect_ first.")
@@ -35,12 +47,14 @@ def product(runtime: Runtime, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor
     keep = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
     dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
     by_channel = bias is not None and bias.dim() == 1
+    in_one = dtype == torch.float32 and type(x) is Tensor and not single and (bias is None or by_channel)
+    behind = Behind(limits if in_one and kernels.chosen() is not None else None, 1 if w.dim() > 2 else -1)
     with torch._C.DisableTorchFunction():  # what happens inside is no concern of an active function mode
         y: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-            batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype
+            batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype, behind
         )
         y = y.squeeze(0) if single else y
-        return y if bias is None or by_channel else y + bias
+        return y if bias is None or by_channel else y + bias, behind
 
 
 class _Product(torch.autograd.Function):
@@ -57,26 +71,28 @@ class _Product(torch.autograd.Function):
         op: BilinearOp,
         keep: bool,
         dtype: torch.dtype,
+        behind: Behind,
     ) -> Tensor:
         saved: Saved | None = None
+        finish = Finish(channel=behind.channel, bias=bias, limits=behind.limits)
         if x.numel() and w.numel():
-            y, saved = runtime.forward(layer, op, x, w, dtype=dtype, keep=keep)
+            y, saved = runtime.forward(layer, op, x, w, dtype=dtype, keep=keep, finish=finish)
         else:
-            y = x.new_zeros(op.output_shape(tuple(x.shape), tuple(w.shape)), dtype=dtype)  # nothing to send
-        if bias is not None:
-            y += bias.reshape(-1, *[1] * (w.dim() - 2)).to(dtype)
-        if keep:
-            ctx.save_for_backward(x, w)
-        ctx.call = (runtime, layer, saved, w.dim() - 2, None if bias is None else bias.dtype)
-        return y.contiguous(memory_format=_memory_format(x, w))
+            empty = x.new_zeros(op.output_shape(tuple(x.shape), tuple(w.shape)), dtype=dtype)  # nothing to send
+            y = finish.applied(empty)
+        y = y.contiguous(memory_format=_memory_format(x, w))
+        ctx.save_for_backward(*((x, w) if keep else (None, None)), None if finish.limits is None else y)
+        ctx.call = (runtime, layer, saved, w.dim() - 2, None if bias is None else bias.dtype, behind, finish)
+        return y
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
-        runtime, layer, saved, axes, bias_dtype = ctx.call
+        runtime, layer, saved, axes, bias_dtype, behind, finish = ctx.call
         for_x, for_w, for_bias = ctx.needs_input_grad[:3]
+        x, w, y = ctx.saved_tensors
+        delta, sums, largest = _passed(behind, finish, delta, y, for_bias)
         grads: dict[Pass, Tensor] = {}
         if for_x or for_w:
-            x, w = ctx.saved_tensors
             wanted = {
                 kind: tensor.dtype
                 for kind, tensor, asked in ((Pass.GRAD_INPUT, x, for_x), (Pass.GRAD_WEIGHT, w, for_w))
@@ -86,7 +102,7 @@ class _Product(torch.autograd.Function):
                 empty = {Pass.GRAD_INPUT: x, Pass.GRAD_WEIGHT: w}
                 grads = {kind: torch.zeros_like(empty[kind]) for kind in wanted}
             else:
-                grads = runtime.backward(layer, saved, x, delta, wanted)
+                grads = runtime.backward(layer, saved, x, delta, wanted, largest)
             if Pass.GRAD_INPUT in grads and axes:
                 grads[Pass.GRAD_INPUT] = grads[Pass.GRAD_INPUT].contiguous(memory_format=_memory_format(x, w))
             if torch.is_grad_enabled():  # create_graph=True
@@ -94,9 +110,31 @@ class _Product(torch.autograd.Function):
                 grads = dict(zip(grads, marked, strict=True))
         bias = None
         if for_bias:
-            channel = 1 if axes else delta.dim() - 1
-            bias = delta.sum([axis for axis in range(delta.dim()) if axis != channel]).to(bias_dtype)
-        return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, *[None] * 5
+            if sums is None:
+                channel = finish.channel % delta.dim()
+                sums = delta.sum([axis for axis in range(delta.dim()) if axis != channel])
+            bias = sums.to(bias_dtype)
+        return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, *[None] * 6
+
+
+def _passed(
+    behind: Behind, finish: Finish, delta: Tensor, y: Tensor | None, summed: bool
+) -> tuple[Tensor, Tensor | None, float | None]:
+    """What of `delta` passes the activation that the product was finished with, its sums by channel and its magnitude.
+
+    The last two are None unless the same pass, or an earlier one, found them. summed: the sums are needed.
+    """
+    told, library = behind.told(delta), kernels.chosen()
+    if finish.limits is None and told is not None and (told.sums is not None or not summed):
+        return delta, told.sums, told.largest
+    if library is not None and not torch.is_grad_enabled() and (summed or finish.limits is not None):
+        found = kernels.come_back(library, delta.contiguous(), finish.channel, y, finish.limits)
+        if found is not None:
+            return found.grad, found.sums, found.largest
+    if y is not None and finish.limits is not None:
+        low, high = finish.limits
+        delta = delta.masked_fill((y <= low) | (y >= high), 0.0)
+    return delta, None, None
 
 
 class _OnlyOnce(torch.autograd.Function):

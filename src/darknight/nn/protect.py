@@ -108,7 +108,8 @@ def protect_(
                 protection.layer(path, type(module).__name__, stays.get(path, ""), free=path in free)
                 _bind(protection, path, module, _masked_forward(type(module).forward))
             elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
-                _bind(protection, path, module, _watched_forward(vars(module).get("forward", type(module).forward)))
+                own = vars(module).get("forward", type(module).forward)
+                _bind(protection, path, module, (_sequence_forward if _is_sequence(module) else _watched_forward)(own))
     except BaseException:  # Ctrl-C while torch loads its compiler
         _unbind(model)
         raise
@@ -219,6 +220,11 @@ def _may_multiply(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) and not isinstance(module, (*_NORMS, nn.Embedding))
 
 
+def _is_sequence(module: nn.Module) -> bool:
+    """Whether each of its modules gets what the one before it gave, and nothing else happens."""
+    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
+
+
 def _is_torchs_own(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "torch"
 
@@ -259,7 +265,7 @@ def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             with protection.watching(binding.path, self), protection.staying(why):
                 return type(self).forward(self, input, *args, **kwargs)
         op = op_of(self, _output_padding(self, input, *args, **kwargs))
-        return protection.product(binding.path, type(self).__name__, op, input, weight, self.bias)
+        return protection.product(binding.path, type(self).__name__, op, input, weight, self.bias, self)
 
     return forward
 
@@ -274,6 +280,18 @@ def _watched_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             if binding.previous is not None:
                 return binding.previous(*args, **kwargs)
             return type(self).forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _sequence_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a Sequential, in which it is known what stands behind each layer."""
+
+    @functools.wraps(original)
+    def forward(self: Any, input: Any) -> Any:
+        binding: _Binding = vars(self)[_MARK]
+        with binding.protection.watching(binding.path, self):
+            return binding.protection.sequence.run(self, input)
 
     return forward
 

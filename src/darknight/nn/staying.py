@@ -6,7 +6,9 @@ every processor that has the kernels. Everything else, and everything where noth
 Depthwise convolutions are in `depthwise`.
 
 An activation that overwrites what was just normalised (ReLU or ReLU6 with inplace=True) is not derived by itself:
-batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did.
+batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did. Behind a
+protected layer its backward pass also finds out what that of the layer needs to know, and one that the layer was
+finished with already (nn.behind) is not computed again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,24 +24,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from darknight.kernels import compiled_layers as kernels
-from darknight.kernels.compiled_layers import Library, Normalised, Window
+from darknight.kernels.compiled_layers import Library, Limits, Normalised, Window
+from darknight.nn.behind import Behind
 
-_Limits = tuple[float, float]
-
-
-@dataclass(eq=False)
-class _Behind:
-    """What stands behind a normalisation: between which values its activation lets a gradient pass, if it has one."""
-
-    limits: _Limits | None = None
+_RELU = (0.0, math.inf)
 
 
 class _Latest(threading.local):
-    """What the latest function in this thread normalised."""
+    """What the latest function in this thread gave, if it multiplied or normalised."""
 
     def __init__(self) -> None:
         self.result: Callable[[], Tensor | None] = lambda: None
-        self.behind = _Behind()
+        self.behind = Behind()
+        self.multiplied = False
 
 
 class Staying:
@@ -51,8 +47,13 @@ class Staying:
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The result, if there is a kernel for this call; None if it is torch's."""
-        latest, behind = self._latest.result(), self._latest.behind
+        latest, behind, multiplied = self._latest.result(), self._latest.behind, self._latest.multiplied
         self._latest.result = lambda: None
+        limits = _limits(func, *args, **kwargs) if func in _ACTIVATIONS else None
+        right_behind = latest is not None and bool(args) and args[0] is latest
+        if right_behind and multiplied and behind.limits is not None:
+            assert limits == behind.limits, "nothing but the activation can have got what it was cut for"
+            return latest
         library = kernels.chosen()
         if library is None or torch.is_autocast_enabled("cpu"):
             return None
@@ -60,15 +61,20 @@ class Staying:
             return self._normalised(library, *args, **kwargs)
         if func is F.max_pool2d:
             return _pooled(library, *args, **kwargs)
-        limits = _limits(func, *args, **kwargs) if func in _ACTIVATIONS else None
-        if limits is None or latest is None or args[0] is not latest:
+        if limits is None or latest is None or not right_behind:
             return None
+        if multiplied:
+            return _cut(library, latest, limits, behind)
         behind.limits = limits
         clipped: Tensor = _Clipped.apply(latest, limits)  # type: ignore[no-untyped-call]
         return clipped
 
+    def multiplied(self, y: Tensor, behind: Behind) -> None:
+        """A protected layer gave y, with what stands behind it."""
+        self._latest.result, self._latest.behind, self._latest.multiplied = weakref.ref(y), behind, True
+
     def seen(self) -> None:
-        """Another function was called: what was normalised may be used by it."""
+        """Another function was called: what the latest gave may be used by it."""
         self._latest.result = lambda: None
 
     def _normalised(
@@ -98,11 +104,11 @@ class Staying:
             return None if found is None else found[0]
         if not kernels.can_normalise(input, weight, bias, running):
             return None
-        behind = _Behind()
+        behind = Behind()
         result: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]
             input, weight, bias, library, running, momentum, eps, behind
         )
-        self._latest.result, self._latest.behind = weakref.ref(result), behind
+        self._latest.result, self._latest.behind, self._latest.multiplied = weakref.ref(result), behind, False
         return result
 
 
@@ -118,7 +124,7 @@ class _Normalised(torch.autograd.Function):
         running: tuple[Tensor, Tensor] | None,
         momentum: float,
         epsilon: float,
-        behind: _Behind,
+        behind: Behind,
     ) -> Tensor:
         found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon)
         assert found is not None, "it was asked before"
@@ -142,7 +148,7 @@ class _Normalised(torch.autograd.Function):
 
 
 def _by_torch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, grad: Tensor, epsilon: float, limits: _Limits | None
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, grad: Tensor, epsilon: float, limits: Limits | None
 ) -> list[Tensor | None]:
     """The same gradients, by torch and with a graph of their own."""
     operands = [each for each in (x, weight, bias) if each is not None and each.requires_grad]
@@ -150,7 +156,7 @@ def _by_torch(
     with torch.enable_grad():
         y = F.batch_norm(x, None, None, weight, bias, training=True, eps=epsilon)
         if limits is not None:
-            y = F.relu(y) if limits[1] == math.inf else F.hardtanh(y, *limits)
+            y = F.relu(y) if limits == _RELU else F.hardtanh(y, *limits)
         found = iter(torch.autograd.grad(y, operands, grad, create_graph=again))
     return [next(found) if each is not None and each.requires_grad else None for each in (x, weight, bias)]
 
@@ -174,30 +180,62 @@ def _by_running(
     return kernels.affine(library, x, scale.float(), shift.float())
 
 
+# --- activations in place ---------------------------------------------------------------------------------------------
+def _clip(y: Tensor, limits: Limits) -> Tensor:
+    return y.relu_() if limits == _RELU else F.hardtanh(y, *limits, inplace=True)
+
+
 class _Clipped(torch.autograd.Function):
-    """An activation in place. Its gradient passes: the normalisation before it stops what is to be stopped."""
+    """Behind a normalisation. The gradient passes: the normalisation stops what is to be stopped."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, limits: _Limits) -> Tensor:
+    def forward(ctx: Any, y: Tensor, limits: Limits) -> Tensor:
         ctx.mark_dirty(y)
-        low, high = limits
-        return y.relu_() if high == math.inf else F.hardtanh(y, low, high, inplace=True)
+        return _clip(y, limits)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
+def _cut(library: Library, y: Tensor, limits: Limits, behind: Behind) -> Tensor | None:
+    if not (torch.is_grad_enabled() and y.requires_grad and kernels.can_come_back(y)):
+        return None
+    cut: Tensor = _Cut.apply(y, limits, behind, library)  # type: ignore[no-untyped-call]
+    return cut
+
+
+class _Cut(torch.autograd.Function):
+    """Behind a protected layer, which is told what its gradient sums up to."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, limits: Limits, behind: Behind, library: Library) -> Tensor:
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(_clip(y, limits))
+        ctx.call = (limits, behind, library)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (y,), (limits, behind, library) = ctx.saved_tensors, ctx.call
+        found = None
+        if not torch.is_grad_enabled():
+            found = kernels.come_back(library, grad.contiguous(), behind.channel, y, limits)
+        if found is None:
+            return grad.masked_fill((y <= limits[0]) | (y >= limits[1]), 0.0), None, None, None
+        return behind.tell(found), None, None, None
+
+
 _ACTIVATIONS = {F.relu, F.relu6, F.hardtanh, torch.relu_, Tensor.relu_, F.relu_, F.hardtanh_}
 
 
-def _limits(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> _Limits | None:
+def _limits(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Limits | None:
     """Between which values an activation in place lets a gradient pass; None if it is not in place."""
     if func in (torch.relu_, Tensor.relu_, F.relu_):
-        return 0.0, math.inf
+        return _RELU
     if func is F.relu or func is F.relu6:
         inplace = args[0] if args else kwargs.get("inplace", False)
-        return (0.0, math.inf if func is F.relu else 6.0) if inplace else None
+        return (_RELU if func is F.relu else (0.0, 6.0)) if inplace else None
     values = {**dict(zip(("min_val", "max_val", "inplace"), args, strict=False)), **kwargs}
     if func is not F.hardtanh_ and not values.get("inplace", False):
         return None

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from darknight.errors import OpError
+from darknight.nn.behind import Sequence, watched_alone
 from darknight.nn.depthwise import convolved
 from darknight.nn.flops import FlopCounter
 from darknight.nn.function import product
@@ -42,6 +43,7 @@ class _Running(threading.local):
         self.paths: list[str] = []
         self.outermost: tuple[str, nn.Module] | None = None
         self.staying: str | None = None  # why the products of the running layer are computed here
+        self.watch: _Watch | None = None
 
 
 class Protection:
@@ -70,6 +72,7 @@ class Protection:
         self._active = _Running()
         self._bindings: weakref.WeakSet[object] = weakref.WeakSet()
         self.at_home = Staying()
+        self.sequence = Sequence()
 
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
@@ -100,12 +103,25 @@ class Protection:
         """Why a layer that is known stays here; empty if it is sent."""
         return self._reasons[label]
 
-    def product(self, label: str, kind: str, op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        """The product through the runtime, counted."""
+    def product(
+        self,
+        label: str,
+        kind: str,
+        op: BilinearOp,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        module: nn.Module | None = None,
+    ) -> Tensor:
+        """The product through the runtime, counted. module: the one that it is the whole forward of."""
         self.at_home.seen()
-        y = product(self.runtime, self.layer(label, kind), op, x, w, bias)
+        limits = None if module is None else self.sequence.limits(module)
+        if limits is not None and not watched_alone(self._active.watch):
+            limits = None
+        y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, limits)
         batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
+        self.at_home.multiplied(y, behind)  # the last word: shapes are asked of a torch function too
         return y
 
     def bound(self, binding: object) -> None:
@@ -135,10 +151,10 @@ class Protection:
             if active.outermost is None:
                 active.outermost = (path, module)
                 try:
-                    with _Watch(self):
+                    with _Watch(self) as active.watch:
                         yield
                 finally:
-                    active.outermost = None
+                    active.outermost = active.watch = None
             else:
                 yield
         finally:

@@ -15,9 +15,10 @@ allocator      memory that is used again
 layer          what is remembered of a layer from call to call, and of a call until its backward pass
 """
 
+from darknight.coding import Finish
 from darknight.runtime.allocator import keep_memory
 from darknight.runtime.layer import Layer, Saved
 from darknight.runtime.rates import measured_rates, sharing_of
 from darknight.runtime.runtime import Runtime
 
-__all__ = ["Layer", "Runtime", "Saved", "keep_memory", "measured_rates", "sharing_of"]
+__all__ = ["Finish", "Layer", "Runtime", "Saved", "keep_memory", "measured_rates", "sharing_of"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Overflow
-from darknight.coding import Field, Scheme
+from darknight.coding import Field, Finish, Scheme
 from darknight.coding.fixed_point import exponent_for, largest_magnitude, requantise, unchanged
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
@@ -83,7 +83,14 @@ class FieldCalls:
         return isfinite(largest) and exponent_for(largest, self._arithmetic.bits) == weights.exponent
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
+        self,
+        layer: Layer,
+        op: BilinearOp,
+        x: Tensor,
+        weights: SentWeights,
+        dtype: torch.dtype,
+        keep: bool,
+        finish: Finish | None = None,
     ) -> tuple[Tensor, Saved]:
         values = _wide(x)
         largest = self._largest(values)
@@ -97,7 +104,8 @@ class FieldCalls:
                 # Of the first scale, if this is a smaller one: powers of two, and nothing else, are between them.
                 saved.sizes = None if sizes is None else sizes.times(2.0 ** (exponent - first))
             with phase("decode"):
-                return y.to(dtype), saved
+                result = y.to(dtype)
+                return result if finish is None else finish.applied(result), saved
 
         with phase("scale"):
             first, sizes = input_exponent(self._arithmetic, op, values, largest, weights, self._certain)
@@ -111,9 +119,10 @@ class FieldCalls:
         delta: Tensor,
         passes: tuple[Pass, ...],
         dtypes: dict[Pass, torch.dtype],
+        known: float | None = None,
     ) -> dict[Pass, Tensor]:
         values = _wide(delta)
-        largest = self._largest(values)
+        largest = self._largest(values, known)
         operand = Operand(_wide(x), saved.exponent, saved.largest)
         with phase("checksum"):
             changed = Pass.GRAD_WEIGHT in passes and operand.checksum != saved.checksum
@@ -144,9 +153,9 @@ class FieldCalls:
             )
         return self._repeated(layer, largest, exponent, attempt)
 
-    def _largest(self, values: Tensor) -> float:
+    def _largest(self, values: Tensor, known: float | None = None) -> float:
         with phase("scale"):
-            return largest_magnitude(values)
+            return known if known is not None and isfinite(known) else largest_magnitude(values)
 
     def _repeated(self, layer: Layer, largest: float, exponent: int, attempt: Callable[[int, bool], T]) -> T:
         """`attempt` at the first scale, from `exponent` down, whose results stay in range."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from darknight.coding import Real
+from darknight.coding import Finish, Real
 from darknight.coding.fixed_point import largest_magnitude
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import Layer, NewWeights, Saved, SentWeights
@@ -42,11 +43,19 @@ class RealCalls:
         return torch.equal(weights.tensor, w.to(self._dtype))
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, dtype: torch.dtype, keep: bool
+        self,
+        layer: Layer,
+        op: BilinearOp,
+        x: Tensor,
+        weights: SentWeights,
+        dtype: torch.dtype,
+        keep: bool,
+        finish: Finish | None = None,
     ) -> tuple[Tensor, Saved]:
         largest_magnitude(x)
         y, saved = self._products.forward(layer, op, x, weights, keep)
-        return y.to(dtype, copy=True), saved
+        result = y.to(dtype, copy=True)
+        return result if finish is None else finish.applied(result), saved
 
     def backward(
         self,
@@ -56,7 +65,9 @@ class RealCalls:
         delta: Tensor,
         passes: tuple[Pass, ...],
         dtypes: dict[Pass, torch.dtype],
+        known: float | None = None,
     ) -> dict[Pass, Tensor]:
-        largest_magnitude(delta)
+        if known is None or not isfinite(known):
+            largest_magnitude(delta)
         results = self._products.backward(layer, saved, delta, passes)
         return {kind: results[kind].to(dtypes[kind], copy=True) for kind in passes}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import ONE_OPERATOR, Accountant, Ledger, Spent, check_budget
-from darknight.coding import Field, Scheme
+from darknight.coding import Field, Finish, Scheme
 from darknight.errors import EncodingError, FleetError, OpError, PrivacyWarning, SchemeError, UsageError, other_format
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
@@ -198,9 +198,17 @@ class Runtime:
                 self.ledger.budget.model_called()
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Tensor, w: Tensor, *, dtype: torch.dtype, keep: bool
+        self,
+        layer: Layer,
+        op: BilinearOp,
+        x: Tensor,
+        w: Tensor,
+        *,
+        dtype: torch.dtype,
+        keep: bool,
+        finish: Finish | None = None,
     ) -> tuple[Tensor, Saved]:
-        """<w, x> in `dtype`, and what its backward pass needs. `keep` says whether there can be one."""
+        """<w, x> in `dtype`, finished, and what its backward pass needs. `keep` says whether there can be one."""
         with self._call(layer):
             self._check_operands(op, x, w)
             if keep and not self.scheme.training:
@@ -212,7 +220,7 @@ class Runtime:
                 self._warn_of_one()
             with phase("weights"):
                 weights = self._weights(layer, op, w)
-            return self._calls.forward(layer, op, x, weights, dtype, keep)
+            return self._calls.forward(layer, op, x, weights, dtype, keep, finish)
 
     def backward(
         self,
@@ -221,11 +229,15 @@ class Runtime:
         x: Tensor,
         delta: Tensor,
         dtypes: dict[Pass, torch.dtype],
+        largest: float | None = None,
     ) -> dict[Pass, Tensor]:
-        """The passes of `dtypes`, each in its dtype: the gradients of x and w."""
+        """The passes of `dtypes`, each in its dtype: the gradients of x and w.
+
+        largest: max |delta|, if somebody found it already.
+        """
         with self._call(layer):
             passes = tuple(kind for kind in (Pass.GRAD_INPUT, Pass.GRAD_WEIGHT) if kind in dtypes)
-            results = self._calls.backward(layer, saved, x, delta, passes, dtypes)
+            results = self._calls.backward(layer, saved, x, delta, passes, dtypes, largest)
             layer.gradients += 1
             return results
 
