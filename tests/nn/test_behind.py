@@ -14,9 +14,10 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import darknight as dk
 from darknight.errors import ProtectError
 from darknight.kernels import compiled_layers
-from darknight.models import VGG
+from darknight.models import VGG, MobileNetV2, ResNet
 from darknight.nn import function, staying
-from darknight.nn.behind import Behind
+from darknight.nn.behind import Behind, Sequence
+from darknight.nn.staying import Staying
 from nn.three_ways import SCHEME, everything
 
 pytestmark = [
@@ -52,6 +53,28 @@ class Spy:
         monkeypatch.setattr(function, "Finish", finish)
         monkeypatch.setattr(Behind, "told", asked)
         monkeypatch.setattr(staying, "_Cut", Cut)
+
+
+class NormSpy:
+    """What normalisations were finished with, and how many activations were left to be cut behind them."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.finished: list[object] = []
+        self.clipped = 0
+        normalise, clipped = compiled_layers.normalise, staying._Clipped
+
+        def noted(*arguments):
+            self.finished.append(arguments[7] if len(arguments) > 7 else None)
+            return normalise(*arguments)
+
+        class Clipped:
+            @staticmethod
+            def apply(*arguments):
+                self.clipped += 1
+                return clipped.apply(*arguments)
+
+        monkeypatch.setattr(compiled_layers, "normalise", noted)
+        monkeypatch.setattr(staying, "_Clipped", Clipped)
 
 
 RELU, RELU6 = (0.0, inf), (0.0, 6.0)
@@ -345,6 +368,47 @@ def test_other_types_layouts_and_single_examples_give_what_they_did(monkeypatch)
         narrow = [results(x, kernels) for kernels in (True, False)]
     assert narrow[0]["result"].dtype == torch.bfloat16
     assert_same(*narrow)
+
+
+def normalised_vgg() -> nn.Module:
+    return VGG((3, 12, 16), 5, stages=((4, 6), (8,)), batch_norm=True, wide_head=False)
+
+
+def small_resnet() -> nn.Module:
+    return ResNet((3, 12, 16), 5, blocks=(1, 1), width=4, small_images=True)
+
+
+def small_mobilenet() -> nn.Module:
+    return MobileNetV2((3, 12, 16), 5, stages=((1, 4, 1, 1), (2, 4, 2, 1)), stem=4, last=8, dropout=0.0)
+
+
+# How often: a product is told of its gradient, an activation is left to its normalisation, or both were done at once.
+NORMALISED = {
+    "vgg": (normalised_vgg, 3, 0, 3),
+    "resnet": (small_resnet, 6, 3, 0),
+    "mobilenet": (small_mobilenet, 10, 0, 7),
+}
+
+
+@pytest.mark.parametrize(("model_of", "told", "clipped", "finished"), NORMALISED.values(), ids=NORMALISED)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_normalisation_is_finished_with_its_activation(model_of, told, clipped, finished, training, monkeypatch):
+    """Bit for bit what the same kernels give apart."""
+    x = torch.randn(4, 3, 12, 16)
+    found = {}
+    for apart in (False, True):
+        with monkeypatch.context() as patch:
+            spy = Spy(patch)
+            normed = NormSpy(patch)
+            if apart:
+                patch.setattr(Sequence, "limits", lambda *_: None)
+                patch.setattr(Staying, "multiplied", lambda *_: None)
+            found[apart] = gradients(lambda: model_of().train(training), x, monkeypatch=patch)
+        if training:
+            assert spy.told.count(True) == (0 if apart else 2 * told)
+            assert normed.clipped == 2 * (clipped + finished if apart else clipped)
+            assert len([limits for limits in normed.finished if limits]) == (0 if apart else 2 * finished)
+    assert_same(found[False], found[True])
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["derived", "not derived"])

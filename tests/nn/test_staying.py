@@ -1,5 +1,7 @@
 """Layers that stay in the enclave: the same training with kernels of our own and with torch's."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,9 +93,10 @@ class Spy:
 def test_an_activation_in_place_right_behind_is_left_to_the_normalisation(monkeypatch):
     spy = Spy(monkeypatch)
     trained(lambda: Block(True), monkeypatch, True, steps=1)
-    # bn1-relu, bn2-relu6, pool, bn3 (an addition stands between it and its relu), pool, bn-hardtanh.
+    # bn1-relu, bn2-relu6, pool, bn3 (an addition stands between it and its relu), pool, and a bn that is finished with
+    # its hardtanh, because it was known that this comes next.
     block = ["_Normalised", "_Clipped", "_Normalised", "_Clipped", "_Pooled", "_Normalised", "_Pooled"]
-    assert spy.calls == [*block, "_Normalised", "_Clipped"]
+    assert spy.calls == [*block, "_Normalised"]
     spy.calls.clear()
     trained(lambda: Block(False), monkeypatch, True, steps=1)
     assert "_Clipped" not in spy.calls
@@ -113,6 +116,11 @@ class Between(nn.Module):
         return (y if seen is None else y.sum() + seen).mean()
 
 
+@torch.jit.script
+def scripted_sum(y: torch.Tensor) -> torch.Tensor:
+    return (y * torch.ones_like(y) * 3.0).sum()
+
+
 LOOKS = {
     "a sum": lambda y: (y + y).sum(),
     "a hook": lambda y: y.register_hook(lambda grad: grad * 2) and None,
@@ -128,7 +136,7 @@ def assert_close(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("look", [*LOOKS.values(), scripted_sum], ids=[*LOOKS, "a script"])
 def test_whoever_looks_in_between_gets_its_gradient(look, monkeypatch):
     spy, grads = Spy(monkeypatch), []
     x = torch.randn(4, 3, 5, 6)
@@ -140,8 +148,42 @@ def test_whoever_looks_in_between_gets_its_gradient(look, monkeypatch):
                 dk.protect_(model, runtime, where=lambda name, module: False)
             model(x).backward()
         grads.append([parameter.grad for parameter in model.parameters()])
-    assert spy.calls == ["_Normalised"]
+    # No mode sees a script.
+    assert spy.calls == (["_Normalised", "_Clipped"] if look is scripted_sum else ["_Normalised"])
     assert_close(*grads)
+
+
+@pytest.mark.parametrize("limits", [(-1.0, math.inf), (0.25, 6.0)], ids=str)
+def test_an_activation_in_place_cuts_where_it_says(limits, monkeypatch):
+    def model_of():
+        return nn.ModuleList([nn.BatchNorm2d(3), nn.Hardtanh(*limits, inplace=True)])
+
+    found = []
+    for kernels in (True, False):
+        with monkeypatch.context() as patch, dk.Runtime(SCHEME, None) as runtime:
+            if not kernels:
+                patch.setattr(compiled_layers, "chosen", lambda: None)
+            model = InTurn(model_of())
+            dk.protect_(model, runtime)
+            x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(2), requires_grad=True)
+            y = model(x)
+            y.square().sum().backward()
+        found.append([y.detach(), x.grad])
+    assert found[0][0].min() == limits[0]
+    assert_close(*found)
+
+
+class InTurn(nn.Module):
+    """What a Sequential does, in the words of its author."""
+
+    def __init__(self, modules) -> None:
+        super().__init__()
+        self.inner = modules
+
+    def forward(self, x):
+        for module in self.inner:
+            x = module(x)
+        return x
 
 
 def test_gradients_of_gradients_are_torchs():

@@ -31,6 +31,8 @@ class _Normalisation(ctypes.Structure):
         *[(name, _POINTER) for name in ("weight", "bias", "running_mean", "running_var")],
         *[(name, ctypes.c_double) for name in ("momentum", "epsilon")],
         *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
+        *[(name, ctypes.c_float) for name in ("low", "high")],
+        ("limited", _NUMBER),
     ]
 
 
@@ -41,7 +43,7 @@ class _Derivation(ctypes.Structure):
         *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
         *[(name, ctypes.c_float) for name in ("low", "high")],
         ("limited", _NUMBER),
-        *[(name, _POINTER) for name in ("weight", "bias")],
+        *[(name, _POINTER) for name in ("weight", "bias", "largest")],
     ]
 
 
@@ -73,6 +75,18 @@ class _Returning(ctypes.Structure):
     ]
 
 
+Limits = tuple[float, float]  # what an activation cuts its input to
+
+
+@dataclass(frozen=True, eq=False)
+class Returned:
+    """A gradient on its way back, its largest magnitude, and its sums by channel where somebody took them."""
+
+    grad: Tensor
+    largest: float
+    sums: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Library:
     """The functions of layers.c."""
@@ -89,7 +103,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
-            name: compiled.loaded("layers", f"darknight_{name}_{kind}1", (_POINTER,))
+            name: compiled.loaded("layers", f"darknight_{name}_{kind}2", (_POINTER,))
             for name in cls.__dataclass_fields__
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -128,8 +142,12 @@ def normalise(
     running: tuple[Tensor, Tensor] | None,
     momentum: float,
     epsilon: float,
+    limits: Limits | None = None,
 ) -> tuple[Tensor, Normalised] | None:
-    """(example, channel, ...) with the mean and deviation of the batch; `running` ones are updated in place."""
+    """(example, channel, ...) with the mean and deviation of the batch; `running` ones are updated in place.
+
+    limits: what the result is cut to, bit for bit as by an activation behind it.
+    """
     if not can_normalise(x, weight, bias, running):
         return None
     (examples, channels), inner = x.shape[:2], prod(x.shape[2:])
@@ -149,30 +167,32 @@ def normalise(
         momentum,
         epsilon,
         *(each.data_ptr() for each in (scale, shift, mean, inverse)),
+        *_cutting(limits),
     )
     library.normalise(ctypes.byref(what))
     return y, Normalised(scale, shift, mean, inverse)
 
 
-def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor | None:
-    """x * scale + shift, by channel."""
+def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor, limits: Limits | None = None) -> Tensor | None:
+    """x * scale + shift, by channel, cut to `limits`."""
     if not suits(x) or not (vector(scale, x.shape[1]) and vector(shift, x.shape[1])):
         return None
     y = torch.empty_like(x)
     what = _Normalisation(x.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], prod(x.shape[2:]))
     what.scale, what.shift = scale.data_ptr(), shift.data_ptr()
+    what.low, what.high, what.limited = _cutting(limits)
     library.affine(ctypes.byref(what))
     return y
 
 
 def derive(
     library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: Limits | None
-) -> tuple[Tensor, Tensor, Tensor] | None:
+) -> tuple[Returned, Tensor, Tensor] | None:
     """The gradients of x, weight and bias. limits: outside them an activation behind it let no gradient pass."""
     if not (suits(x) and suits(grad)) or x.shape != grad.shape:
         return None
     out, weight, bias = torch.empty_like(x), *(torch.empty(x.shape[1]) for _ in range(2))
-    low, high = limits or (-inf, inf)
+    largest = ctypes.c_int32()
     what = _Derivation(
         x.data_ptr(),
         grad.data_ptr(),
@@ -181,45 +201,31 @@ def derive(
         x.shape[1],
         prod(x.shape[2:]),
         *(each.data_ptr() for each in (by.scale, by.shift, by.mean, by.inverse)),
-        low,
-        high,
-        limits is not None,
+        *_cutting(limits),
         weight.data_ptr(),
         bias.data_ptr(),
+        ctypes.addressof(largest),
     )
     library.derive(ctypes.byref(what))
-    return out, weight, bias
+    return Returned(out, _of_bits(largest)), weight, bias
 
 
 # --- behind a product -------------------------------------------------------------------------------------------------
-Limits = tuple[float, float]  # what an activation cuts its input to
-
-
-@dataclass(frozen=True, eq=False)
-class Returned:
-    """A gradient on its way back, its largest magnitude, and its sums by channel where somebody took them."""
-
-    grad: Tensor
-    largest: float
-    sums: Tensor | None = None
-
-
 def finish(library: Library, y: Tensor, channel: int, bias: Tensor | None, limits: Limits | None) -> bool:
     """Adds `bias` along the axis `channel` and cuts to `limits`, in place. False if it is not for these.
 
     Bit for bit what torch's sum and activation give.
     """
-    if not _suits(y) or (bias is not None and not _vector(bias, y.shape[channel])):
+    if not suits(y) or (bias is not None and not vector(bias, y.shape[channel])):
         return False
-    low, high = limits or (-inf, inf)
-    what = _Finishing(y.data_ptr(), *_by_channel(y, channel), _address(bias), low, high, limits is not None)
+    what = _Finishing(y.data_ptr(), *_by_channel(y, channel), address(bias), *_cutting(limits))
     library.finish(ctypes.byref(what))
     return True
 
 
 def can_come_back(grad: Tensor) -> bool:
     """Whether `come_back` is made for it."""
-    return _suits(grad)
+    return suits(grad)
 
 
 def come_back(
@@ -229,23 +235,26 @@ def come_back(
 
     Bit for bit what torch's activation lets pass; the sums are float64. largest is infinite if one is NaN.
     """
-    if not _suits(grad) or (y is not None and (not _suits(y) or y.shape != grad.shape)):
+    if not suits(grad) or (y is not None and (not suits(y) or y.shape != grad.shape)):
         return None
     sums, largest = torch.zeros(grad.shape[channel], dtype=torch.float64), ctypes.c_int32()
     out = grad if y is None else torch.empty_like(grad)
-    low, high = limits or (-inf, inf)
     what = _Returning(
         grad.data_ptr(),
-        _address(y),
+        address(y),
         None if y is None else out.data_ptr(),
         *_by_channel(grad, channel),
-        low,
-        high,
+        *_cutting(limits)[:2],
         sums.data_ptr(),
         ctypes.addressof(largest),
     )
     library.come_back(ctypes.byref(what))
     return Returned(out, _of_bits(largest), sums)
+
+
+def _cutting(limits: Limits | None) -> tuple[float, float, bool]:
+    """As the library takes limits: both of them, and whether there are any."""
+    return (*(limits or (-inf, inf)), limits is not None)
 
 
 def _by_channel(values: Tensor, channel: int) -> tuple[int, int, int]:

@@ -16,6 +16,19 @@
 #define NEAR 2048 /* numbers, side by side, that are enough */
 #define INLINE static inline __attribute__((always_inline))
 
+/* As torch's activations do it: what is not a number stays so. */
+INLINE float cut(float value, float low, float high) {
+    const float above = value < low ? low : value;
+    return above > high ? high : above;
+}
+
+/* Its bits: those of what is not a number are above all others. */
+INLINE int32_t magnitude(float value) {
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits & 0x7fffffff;
+}
+
 /* --- batch normalisation ------------------------------------------------------------------------------------------- */
 INLINE double total_of(const double *lanes) {
     double total = 0.0;
@@ -60,10 +73,19 @@ typedef struct {
     double momentum, epsilon;
     float *scale, *shift;  /* by channel: y = x * scale + shift */
     double *mean, *inverse; /* by channel, for backward */
+    float low, high;
+    int64_t limited; /* whether y is cut to [low, high] */
 } normalisation;
 
-INLINE void scaled(const float *restrict x, float *restrict y, int64_t n, float scale, float shift) {
-    for (int64_t i = 0; i < n; i++) y[i] = x[i] * scale + shift;
+/* One channel of one example, from `at` on. */
+INLINE void scaled(const normalisation *s, int64_t at, int64_t c) {
+    const float *restrict x = s->x + at;
+    float *restrict y = s->y + at;
+    const float scale = s->scale[c], shift = s->shift[c], low = s->low, high = s->high;
+    if (s->limited)
+        for (int64_t i = 0; i < s->inner; i++) y[i] = cut(x[i] * scale + shift, low, high);
+    else
+        for (int64_t i = 0; i < s->inner; i++) y[i] = x[i] * scale + shift;
 }
 
 INLINE void settle(const normalisation *s, int64_t c, double sum, double squares) {
@@ -93,18 +115,14 @@ INLINE void normalise(const normalisation *s) {
             }
         for (int64_t c = from; c < end; c++) settle(s, c, total_of(first[c - from]), total_of(second[c - from]));
         for (int64_t e = 0; e < s->examples; e++)
-            for (int64_t c = from; c < end; c++) {
-                const int64_t at = e * plane + c * s->inner;
-                scaled(s->x + at, s->y + at, s->inner, s->scale[c], s->shift[c]);
-            }
+            for (int64_t c = from; c < end; c++) scaled(s, e * plane + c * s->inner, c);
     }
 }
 
 INLINE void affine(const normalisation *s) {
     const int64_t plane = s->channels * s->inner;
     for (int64_t e = 0; e < s->examples; e++)
-        for (int64_t c = 0; c < s->channels; c++)
-            scaled(s->x + e * plane + c * s->inner, s->y + e * plane + c * s->inner, s->inner, s->scale[c], s->shift[c]);
+        for (int64_t c = 0; c < s->channels; c++) scaled(s, e * plane + c * s->inner, c);
 }
 
 typedef struct {
@@ -116,6 +134,7 @@ typedef struct {
     float low, high; /* where y is not between them, an activation behind it stops the gradient */
     int64_t limited; /* whether there is such an activation */
     float *weight, *bias; /* their gradients, by channel */
+    int32_t *largest; /* bits of the largest magnitude in out */
 } derivation;
 
 /* The gradient that passes the activation, of one channel of one example. */
@@ -132,6 +151,7 @@ INLINE void derive(const derivation *s) {
     const int64_t plane = s->channels * s->inner;
     const double count = (double)(s->examples * s->inner);
     float some[TILE], each[SOME], rest[SOME];
+    int32_t largest = 0;
     for (int64_t from = 0, end; from < s->channels; from = end) {
         end = from + at_a_time(s->inner) < s->channels ? from + at_a_time(s->inner) : s->channels;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
@@ -168,9 +188,15 @@ INLINE void derive(const derivation *s) {
                         passed(s, x, grad, width, c, some);
                         grad = some;
                     }
-                    for (int64_t i = 0; i < width; i++) out[i] = scale * (grad[i] - less - x[i] * times);
+                    for (int64_t i = 0; i < width; i++) {
+                        const float value = scale * (grad[i] - less - x[i] * times);
+                        const int32_t bits = magnitude(value);
+                        out[i] = value;
+                        largest = bits > largest ? bits : largest;
+                    }
                 }
     }
+    *s->largest = largest;
 }
 
 /* --- behind a product ---------------------------------------------------------------------------------------------- */
@@ -181,12 +207,6 @@ typedef struct {
     float low, high;
     int64_t limited; /* whether y is cut to [low, high] */
 } finishing;
-
-/* As torch does it: what is not a number stays so. */
-INLINE float cut(float value, float low, float high) {
-    const float above = value < low ? low : value;
-    return above > high ? high : above;
-}
 
 INLINE void finish(const finishing *s) {
     const float low = s->limited ? s->low : -INFINITY, high = s->limited ? s->high : INFINITY;
@@ -216,14 +236,8 @@ typedef struct {
     int64_t examples, channels, inner;
     float low, high;
     double *sums;     /* by channel, of what passes: zero before */
-    int32_t *largest; /* bits of the largest magnitude of what passes: those of NaN are above all others */
+    int32_t *largest; /* bits of the largest magnitude of what passes */
 } returning;
-
-INLINE int32_t magnitude(float value) {
-    int32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits & 0x7fffffff;
-}
 
 INLINE float let_pass(float grad, float y, float low, float high) { return y <= low || y >= high ? 0.0f : grad; }
 
@@ -406,10 +420,10 @@ __attribute__((constructor)) static void choose(void) {
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define SHOWN(name, kind, _)                                                                                          \
-    void darknight_##name##_1(const kind *s) { chosen_##name(s); }                                                    \
-    void darknight_##name##_plain_1(const kind *s) { name##_plain(s); }
+    void darknight_##name##_2(const kind *s) { chosen_##name(s); }                                                    \
+    void darknight_##name##_plain_2(const kind *s) { name##_plain(s); }
 #define SHOWN_AVX2(name, kind, _)                                                                                     \
-    void darknight_##name##_avx2_1(const kind *s) { name##_avx2(s); }
+    void darknight_##name##_avx2_2(const kind *s) { name##_avx2(s); }
 EVERY(SHOWN, )
 #if defined(__x86_64__)
 EVERY(SHOWN_AVX2, )

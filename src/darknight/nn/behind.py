@@ -1,8 +1,9 @@
 """What stands behind a layer: known beforehand in a Sequential, and told from one backward pass to the next.
 
-A layer whose result an activation overwrites at once may give what the activation would, if nobody can see the
-difference. That is known where torch's own Sequential calls the two in turn and no hook, mode or method of somebody
-else's stands in between; everywhere else a layer gives its result, and the activation is computed when it is called.
+A layer or batch normalisation whose result an activation overwrites at once may give what the activation would, if
+nobody can see the difference. That is known where torch's own Sequential calls the two in turn and no hook, mode or
+method of somebody else's stands in between; everywhere else its result is its own, and the activation is computed when
+it is called.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from darknight.kernels.compiled_layers import Limits, Returned
 class Behind:
     """Between two functions, of which the second gets what the first gave. One for each call.
 
-    limits: what the activation cuts to that stands here, if one does. channel: the axis of what is passed on.
+    limits: what the activation cuts to that stands here, if one does. channel: the axis of what is passed on. through:
+    the gradient that came through an activation whose own backward pass was left out.
     """
 
     limits: Limits | None = None
     channel: int = 1
+    through: Tensor | None = field(default=None, repr=False)
     _told: Returned | None = field(default=None, repr=False)
     _version: int = 0
 
@@ -44,17 +47,20 @@ class Behind:
         return told if told is not None and told.grad is grad and grad._version == self._version else None
 
 
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
 class Sequence(threading.local):
     """In this thread: the module of a Sequential that is being called, and the one that is called with its result."""
 
     def __init__(self) -> None:
         self._pair: tuple[nn.Module, nn.Module | None] | None = None
 
-    def run(self, modules: nn.Sequential, input: Any) -> Any:
-        """What nn.Sequential.forward does."""
+    def run(self, modules: nn.Sequential, input: Any, mode: object) -> Any:
+        """What nn.Sequential.forward does. mode: the one that sees the functions of the model."""
         every = list(modules)
         for pair in zip_longest(every, every[1:]):
-            self._pair = pair
+            self._pair = pair if _sees_all(mode) else None
             try:
                 input = pair[0](input)
             finally:
@@ -69,6 +75,12 @@ class Sequence(threading.local):
         if not _unobserved(module) or module._forward_hooks or not _unobserved(pair[1]):
             return None
         return _limits_of(pair[1])
+
+    def norm_limits(self) -> Limits | None:
+        """The same for the batch normalisation that is running, if it is torch's own."""
+        module = self._pair[0] if self._pair is not None else None
+        own = module is not None and type(module) in _NORMS and "forward" not in vars(module)
+        return self.limits(module) if module is not None and own else None
 
 
 def _unobserved(module: nn.Module) -> bool:
@@ -91,7 +103,7 @@ def _limits_of(module: nn.Module) -> Limits | None:
     return None
 
 
-def watched_alone(mode: object) -> bool:
-    """Whether `mode` is the one that sees the next torch function, and nobody sees what is below it."""
+def _sees_all(mode: object) -> bool:
+    """Whether `mode` is the first to see the next torch function, and nobody sees what is below it."""
     innermost = _innermost_mode()  # type: ignore[no-untyped-call]
     return torch._C._is_torch_function_enabled() and innermost is mode and not torch._C._len_torch_dispatch_stack()

@@ -291,7 +291,7 @@ def _sequence_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, input: Any) -> Any:
         binding: _Binding = vars(self)[_MARK]
         with binding.protection.watching(binding.path, self):
-            return binding.protection.sequence.run(self, input)
+            return binding.protection.run(self, input)
 
     return forward
 

@@ -6,9 +6,9 @@ every processor that has the kernels. Everything else, and everything where noth
 Depthwise convolutions are in `depthwise`.
 
 An activation that overwrites what was just normalised (ReLU or ReLU6 with inplace=True) is not derived by itself:
-batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did. Behind a
-protected layer its backward pass also finds out what that of the layer needs to know, and one that the layer was
-finished with already (nn.behind) is not computed again.
+batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did. Right
+behind a protected layer, the backward passes of both also find out what that of the layer needs to know. An activation
+that was known beforehand (nn.behind) was computed before it is called.
 """
 
 from __future__ import annotations
@@ -25,25 +25,30 @@ from torch import Tensor, nn
 
 from darknight.kernels import compiled_layers as kernels
 from darknight.kernels.compiled_layers import Library, Limits, Normalised, Window
-from darknight.nn.behind import Behind
+from darknight.nn.behind import Behind, Sequence
 
 _RELU = (0.0, math.inf)
 
 
 class _Latest(threading.local):
-    """What the latest function in this thread gave, if it multiplied or normalised."""
+    """What the latest function in this thread gave, if it multiplied or normalised.
+
+    product: what the latest protected layer gave, also if there were functions since that had nothing to do with it.
+    """
 
     def __init__(self) -> None:
         self.result: Callable[[], Tensor | None] = lambda: None
         self.behind = Behind()
         self.multiplied = False
+        self.product: tuple[Callable[[], Tensor | None], Behind] = (lambda: None, Behind())
 
 
 class Staying:
     """Sees every torch function of a protected model that is no product."""
 
-    def __init__(self) -> None:
+    def __init__(self, sequence: Sequence) -> None:
         self._latest = _Latest()
+        self._sequence = sequence
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The result, if there is a kernel for this call; None if it is torch's."""
@@ -51,7 +56,7 @@ class Staying:
         self._latest.result = lambda: None
         limits = _limits(func, *args, **kwargs) if func in _ACTIVATIONS else None
         right_behind = latest is not None and bool(args) and args[0] is latest
-        if right_behind and multiplied and behind.limits is not None:
+        if right_behind and behind.limits is not None:
             assert limits == behind.limits, "nothing but the activation can have got what it was cut for"
             return latest
         library = kernels.chosen()
@@ -63,15 +68,22 @@ class Staying:
             return _pooled(library, *args, **kwargs)
         if limits is None or latest is None or not right_behind:
             return None
+        if not (torch.is_grad_enabled() and latest.requires_grad):
+            return None
         if multiplied:
             return _cut(library, latest, limits, behind)
         behind.limits = limits
-        clipped: Tensor = _Clipped.apply(latest, limits)  # type: ignore[no-untyped-call]
+        clipped: Tensor = _Clipped.apply(latest, limits, behind)  # type: ignore[no-untyped-call]
         return clipped
 
     def multiplied(self, y: Tensor, behind: Behind) -> None:
         """A protected layer gave y, with what stands behind it."""
-        self._latest.result, self._latest.behind, self._latest.multiplied = weakref.ref(y), behind, True
+        self._given(y, behind, multiplied=True)
+        self._latest.product = (weakref.ref(y), behind)
+
+    def _given(self, y: Tensor, behind: Behind, *, multiplied: bool) -> Tensor:
+        self._latest.result, self._latest.behind, self._latest.multiplied = weakref.ref(y), behind, multiplied
+        return y
 
     def seen(self) -> None:
         """Another function was called: what the latest gave may be used by it."""
@@ -97,19 +109,24 @@ class Staying:
         if not training:
             if derived or running_mean is None or running_var is None:
                 return None
-            return _by_running(library, input, running_mean, running_var, weight, bias, eps)
+            behind = Behind(self._sequence.norm_limits())
+            scaled = _by_running(library, input, running_mean, running_var, weight, bias, eps, behind.limits)
+            return None if scaled is None else self._given(scaled, behind, multiplied=False)
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
-        if not derived:
-            found = kernels.normalise(library, input, weight, bias, running, momentum, eps)
-            return None if found is None else found[0]
         if not kernels.can_normalise(input, weight, bias, running):
             return None
-        behind = Behind()
-        result: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]
-            input, weight, bias, library, running, momentum, eps, behind
-        )
-        self._latest.result, self._latest.behind, self._latest.multiplied = weakref.ref(result), behind, False
-        return result
+        behind = Behind(self._sequence.norm_limits())
+        y, before = self._latest.product
+        result: Tensor
+        if derived:
+            result = _Normalised.apply(  # type: ignore[no-untyped-call]
+                input, weight, bias, library, running, momentum, eps, behind, before if y() is input else None
+            )
+        else:
+            found = kernels.normalise(library, input, weight, bias, running, momentum, eps, behind.limits)
+            assert found is not None, "it was asked before"
+            result = found[0]
+        return self._given(result, behind, multiplied=False)
 
 
 # --- batch normalisation ----------------------------------------------------------------------------------------------
@@ -125,26 +142,42 @@ class _Normalised(torch.autograd.Function):
         momentum: float,
         epsilon: float,
         behind: Behind,
+        before: Behind | None,
     ) -> Tensor:
-        found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon)
+        found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon, behind.limits)
         assert found is not None, "it was asked before"
         y, by = found
         ctx.save_for_backward(x, weight, bias, by.scale, by.shift, by.mean, by.inverse)
-        ctx.call = (library, epsilon, behind)
+        ctx.call = (library, epsilon, behind, before, behind.limits is not None)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        library, epsilon, behind = ctx.call
+        library, epsilon, behind, before, finished = ctx.call
         x, weight, bias, *by = ctx.saved_tensors
+        scale, shift = by[:2]
+        limits, through, behind.through = behind.limits, behind.through, None
+        if limits is not None and not finished and through is not grad:
+            # Somebody used it before the activation did, and no mode saw that (torch.jit.script): only what came
+            # through the activation is stopped.
+            grad = grad if through is None else grad - _stopped(through, x, scale, shift, limits)
+            limits = None
         found = None
         if not torch.is_grad_enabled():
-            found = kernels.derive(library, x, grad.contiguous(), Normalised(*by), behind.limits)
+            found = kernels.derive(library, x, grad.contiguous(), Normalised(*by), limits)
         if found is None:  # it is to be derived again (create_graph=True), or came in another dtype
-            return (*_by_torch(x, weight, bias, grad, epsilon, behind.limits), *[None] * 5)
-        gx, gw, gb = found
+            return (*_by_torch(x, weight, bias, grad, epsilon, limits), *[None] * 6)
+        back, gw, gb = found
+        gx = back.grad if before is None else before.tell(back)
         wanted = ctx.needs_input_grad
-        return gx if wanted[0] else None, gw if wanted[1] else None, gb if wanted[2] else None, *[None] * 5
+        return gx if wanted[0] else None, gw if wanted[1] else None, gb if wanted[2] else None, *[None] * 6
+
+
+def _stopped(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, limits: Limits) -> Tensor:
+    """What an activation in place behind x * scale + shift lets not pass."""
+    by_channel = (-1, *[1] * (x.dim() - 2))
+    y = x * scale.view(by_channel) + shift.view(by_channel)
+    return grad.masked_fill((y > limits[0]) & (y < limits[1]), 0.0)
 
 
 def _by_torch(
@@ -169,6 +202,7 @@ def _by_running(
     weight: Tensor | None,
     bias: Tensor | None,
     epsilon: float,
+    limits: Limits | None,
 ) -> Tensor | None:
     """In evaluation: the same scale for every batch."""
     scale = (variance.double() + epsilon).rsqrt_()
@@ -177,7 +211,7 @@ def _by_running(
     shift = -mean * scale
     if bias is not None:
         shift += bias
-    return kernels.affine(library, x, scale.float(), shift.float())
+    return kernels.affine(library, x, scale.float(), shift.float(), limits)
 
 
 # --- activations in place ---------------------------------------------------------------------------------------------
@@ -189,17 +223,19 @@ class _Clipped(torch.autograd.Function):
     """Behind a normalisation. The gradient passes: the normalisation stops what is to be stopped."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, limits: Limits) -> Tensor:
+    def forward(ctx: Any, y: Tensor, limits: Limits, behind: Behind) -> Tensor:
         ctx.mark_dirty(y)
+        ctx.behind = behind
         return _clip(y, limits)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        ctx.behind.through = grad
+        return grad, None, None
 
 
 def _cut(library: Library, y: Tensor, limits: Limits, behind: Behind) -> Tensor | None:
-    if not (torch.is_grad_enabled() and y.requires_grad and kernels.can_come_back(y)):
+    if not kernels.can_come_back(y):
         return None
     cut: Tensor = _Cut.apply(y, limits, behind, library)  # type: ignore[no-untyped-call]
     return cut

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from darknight.errors import OpError
-from darknight.nn.behind import Sequence, watched_alone
+from darknight.nn.behind import Sequence
 from darknight.nn.depthwise import convolved
 from darknight.nn.flops import FlopCounter
 from darknight.nn.function import product
@@ -71,8 +71,8 @@ class Protection:
         self._free: set[object] = set()
         self._active = _Running()
         self._bindings: weakref.WeakSet[object] = weakref.WeakSet()
-        self.at_home = Staying()
-        self.sequence = Sequence()
+        self._sequence = Sequence()
+        self.at_home = Staying(self._sequence)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Protection:
         return self
@@ -115,9 +115,7 @@ class Protection:
     ) -> Tensor:
         """The product through the runtime, counted. module: the one that it is the whole forward of."""
         self.at_home.seen()
-        limits = None if module is None else self.sequence.limits(module)
-        if limits is not None and not watched_alone(self._active.watch):
-            limits = None
+        limits = None if module is None else self._sequence.limits(module)
         y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, limits)
         batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
@@ -159,6 +157,10 @@ class Protection:
                 yield
         finally:
             active.paths.pop()
+
+    def run(self, modules: nn.Sequential, input: Any) -> Any:
+        """The modules one after the other, of which each knows what stands behind it."""
+        return self._sequence.run(modules, input, self._active.watch)
 
     @contextmanager
     def staying(self, why: str) -> Iterator[None]:
