@@ -15,7 +15,7 @@ import darknight as dk
 from darknight.errors import ProtectError
 from darknight.kernels import compiled_layers
 from darknight.models import VGG, MobileNetV2, ResNet
-from darknight.nn import function, staying
+from darknight.nn import function, pooling, staying
 from darknight.nn.behind import Behind, Sequence
 from darknight.nn.staying import Staying
 from nn.three_ways import SCHEME, everything
@@ -60,8 +60,9 @@ class NormSpy:
 
     def __init__(self, monkeypatch) -> None:
         self.finished: list[object] = []
+        self.stopped: list[object] = []
         self.clipped = 0
-        normalise, clipped = compiled_layers.normalise, staying._Clipped
+        normalise, derive, clipped = compiled_layers.normalise, compiled_layers.derive, staying._Clipped
 
         def noted(*arguments):
             self.finished.append(arguments[7] if len(arguments) > 7 else None)
@@ -73,7 +74,12 @@ class NormSpy:
                 self.clipped += 1
                 return clipped.apply(*arguments)
 
+        def derived(*arguments):
+            self.stopped.append(arguments[4])
+            return derive(*arguments)
+
         monkeypatch.setattr(compiled_layers, "normalise", noted)
+        monkeypatch.setattr(compiled_layers, "derive", derived)
         monkeypatch.setattr(staying, "_Clipped", Clipped)
 
 
@@ -370,6 +376,101 @@ def test_other_types_layouts_and_single_examples_give_what_they_did(monkeypatch)
     assert_same(*narrow)
 
 
+POOLINGS = {
+    "halves": lambda: nn.MaxPool2d(2),
+    "overlaps": lambda: nn.MaxPool2d(3, stride=2, padding=1),
+    "not square": lambda: nn.MaxPool2d((1, 3), stride=(2, 1)),
+}
+
+
+def pooled_by(pool, hook=None) -> nn.Sequential:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), pool(), nn.Conv2d(4, 2, 1))
+    if hook is not None:
+        hook(model)
+    return model
+
+
+class PoolSpy:
+    """How many poolings were functions of themselves, and what was pooled."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.apart = 0
+        self.shapes: list[tuple[int, ...]] = []
+        pool, function = compiled_layers.pool, pooling._Pooled
+
+        def noted(library, x, window, keep):
+            self.shapes.append(tuple(x.shape))
+            return pool(library, x, window, keep)
+
+        class Pooled:
+            @staticmethod
+            def apply(*arguments):
+                self.apart += 1
+                return function.apply(*arguments)
+
+        monkeypatch.setattr(compiled_layers, "pool", noted)
+        monkeypatch.setattr(pooling, "_Pooled", Pooled)
+
+
+@pytest.mark.parametrize("pool", POOLINGS.values(), ids=POOLINGS)
+def test_a_pooling_behind_the_activation_is_part_of_the_layer(pool, monkeypatch):
+    spy = PoolSpy(monkeypatch)
+    x = torch.randn(4, 3, 9, 12)
+    ours = gradients(lambda: pooled_by(pool), x, monkeypatch=monkeypatch)
+    assert spy.apart == 0
+    assert spy.shapes == [(4, 4, 7, 10)] * 2
+    assert_same(ours, gradients(lambda: pooled_by(pool), x, kernels=False, monkeypatch=monkeypatch))
+    with dk.Runtime(SCHEME, None) as runtime:
+        model = pooled_by(pool)
+        dk.protect_(model, runtime)
+        with torch.no_grad():
+            assert torch.equal(model(x), model[3](model[2](model[1](model[0](x)))))
+        x.requires_grad_()
+        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        with pytest.raises(ProtectError, match="differentiated twice"):
+            grad.sum().backward()
+
+
+APART = {
+    "a hook on the activation": lambda model: model[1].register_forward_hook(
+        lambda module, given, y: assert_whole(y, module)
+    ),
+    "a hook before the pooling": lambda model: model[2].register_forward_pre_hook(
+        lambda module, given: assert_whole(given[0], module)
+    ),
+    "another pooling": lambda model: setattr(
+        model[2], "forward", lambda y: F.max_pool2d(assert_whole(y, None) or y, 2)
+    ),
+}
+
+
+def assert_whole(y, _) -> None:
+    assert y.shape[2:] == (7, 10)
+    assert y.min() == 0
+
+
+@pytest.mark.parametrize("hook", APART.values(), ids=APART)
+def test_a_pooling_whose_input_somebody_sees_is_a_function_of_itself(hook, monkeypatch):
+    spy = PoolSpy(monkeypatch)
+    x = torch.randn(4, 3, 9, 12)
+    model_of = lambda: pooled_by(POOLINGS["halves"], hook)  # noqa: E731
+    ours = gradients(model_of, x, monkeypatch=monkeypatch)
+    assert spy.apart == 2
+    assert_same(ours, gradients(model_of, x, kernels=False, monkeypatch=monkeypatch))
+
+
+def test_a_pooling_that_has_no_kernel_is_torchs(monkeypatch):
+    spy = PoolSpy(monkeypatch)
+    x = torch.randn(4, 3, 9, 12)
+    for pool in (lambda: nn.MaxPool2d(2, ceil_mode=True), lambda: nn.MaxPool2d(2, dilation=2), lambda: nn.AvgPool2d(2)):
+        ours, torchs = (
+            gradients(lambda: pooled_by(pool), x, kernels=kernels, monkeypatch=monkeypatch)  # noqa: B023
+            for kernels in (True, False)
+        )
+        assert_same(ours, torchs)
+    assert spy.shapes == []
+
+
 def normalised_vgg() -> nn.Module:
     return VGG((3, 12, 16), 5, stages=((4, 6), (8,)), batch_norm=True, wide_head=False)
 
@@ -401,13 +502,14 @@ def test_a_normalisation_is_finished_with_its_activation(model_of, told, clipped
             spy = Spy(patch)
             normed = NormSpy(patch)
             if apart:
-                patch.setattr(Sequence, "limits", lambda *_: None)
+                patch.setattr(Sequence, "behind", lambda *_: (None, None))
                 patch.setattr(Staying, "multiplied", lambda *_: None)
             found[apart] = gradients(lambda: model_of().train(training), x, monkeypatch=patch)
         if training:
             assert spy.told.count(True) == (0 if apart else 2 * told)
             assert normed.clipped == 2 * (clipped + finished if apart else clipped)
             assert len([limits for limits in normed.finished if limits]) == (0 if apart else 2 * finished)
+            assert len([limits for limits in normed.stopped if limits]) == 2 * (clipped + finished)
     assert_same(found[False], found[True])
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import darknight as dk
 from darknight.kernels import compiled_layers
-from darknight.nn import staying
+from darknight.nn import pooling, staying
 from nn.three_ways import SCHEME
 
 pytestmark = [
@@ -74,9 +74,9 @@ class Spy:
 
     def __init__(self, monkeypatch) -> None:
         self.calls: list[str] = []
-        for name in ("_Normalised", "_Clipped", "_Pooled"):
-            function = getattr(staying, name)
-            monkeypatch.setattr(staying, name, self._noting(name, function))
+        for room, name in ((staying, "_Normalised"), (staying, "_Clipped"), (pooling, "_Pooled")):
+            function = getattr(room, name)
+            monkeypatch.setattr(room, name, self._noting(name, function))
 
     def _noting(self, name, function):
         calls = self.calls

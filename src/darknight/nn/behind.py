@@ -1,16 +1,15 @@
 """What stands behind a layer: known beforehand in a Sequential, and told from one backward pass to the next.
 
-A layer or batch normalisation whose result an activation overwrites at once may give what the activation would, if
-nobody can see the difference. That is known where torch's own Sequential calls the two in turn and no hook, mode or
-method of somebody else's stands in between; everywhere else its result is its own, and the activation is computed when
-it is called.
+A layer or batch normalisation whose result an activation overwrites at once may give what the activation would, and a
+layer what a max pooling behind that would, if nobody can see the difference. That is known where torch's own Sequential
+calls them in turn and no hook, mode or method of somebody else's stands in between; everywhere else its result is its
+own, and what stands behind it is computed when it is called.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from math import inf
 from typing import Any
 
@@ -19,22 +18,30 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook as _hooked_everywhere
 from torch.overrides import _get_current_function_mode as _innermost_mode
 
-from darknight.kernels.compiled_layers import Limits, Returned
+from darknight.kernels.compiled_layers import Limits, Returned, Window
+from darknight.nn.pooling import window_of
 
 
 @dataclass(eq=False)
 class Behind:
     """Between two functions, of which the second gets what the first gave. One for each call.
 
-    limits: what the activation cuts to that stands here, if one does. channel: the axis of what is passed on. through:
-    the gradient that came through an activation whose own backward pass was left out.
+    limits: what the activation cuts to that stands here, if one does. window: of the max pooling behind the activation,
+    if that stands here too. channel: the axis of what is passed on. through: the gradient that came through an
+    activation whose own backward pass was left out.
     """
 
     limits: Limits | None = None
+    window: Window | None = None
     channel: int = 1
     through: Tensor | None = field(default=None, repr=False)
     _told: Returned | None = field(default=None, repr=False)
     _version: int = 0
+
+    @property
+    def done(self) -> tuple[Limits | Window, ...]:
+        """What was done to what is passed on, in this order, if it was done at once."""
+        return tuple(each for each in (self.limits, self.window) if each is not None)
 
     def tell(self, found: Returned) -> Tensor:
         """The backward pass of the second function returns this gradient, and knows what it found out about it."""
@@ -51,36 +58,41 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Sequence(threading.local):
-    """In this thread: the module of a Sequential that is being called, and the one that is called with its result."""
+    """In this thread: the module of a Sequential that is being called, and those that are called after it."""
 
     def __init__(self) -> None:
-        self._pair: tuple[nn.Module, nn.Module | None] | None = None
+        self._now: list[nn.Module] = []
 
     def run(self, modules: nn.Sequential, input: Any, mode: object) -> Any:
         """What nn.Sequential.forward does. mode: the one that sees the functions of the model."""
         every = list(modules)
-        for pair in zip_longest(every, every[1:]):
-            self._pair = pair if _sees_all(mode) else None
+        for place, module in enumerate(every):
+            self._now = every[place:] if _sees_all(mode) else []
             try:
-                input = pair[0](input)
+                input = module(input)
             finally:
-                self._pair = None
+                self._now = []
         return input
 
-    def limits(self, module: nn.Module) -> Limits | None:
-        """What the result of `module`, which is running, will be cut to before anybody sees it; None if unknown."""
-        pair, self._pair = self._pair, None
-        if pair is None or pair[0] is not module or pair[1] is None:
-            return None
-        if not _unobserved(module) or module._forward_hooks or not _unobserved(pair[1]):
-            return None
-        return _limits_of(pair[1])
+    def behind(self, module: nn.Module) -> tuple[Limits | None, Window | None]:
+        """What the result of `module`, which is running, will be cut to before anybody sees it, and pooled over."""
+        now, self._now = self._now, []
+        if len(now) < 2 or now[0] is not module or not _adjacent(*now[:2]):
+            return None, None
+        limits = _limits_of(now[1])
+        pooled = limits is not None and len(now) > 2 and _adjacent(*now[1:3])
+        return limits, _window_of(now[2]) if pooled else None
 
     def norm_limits(self) -> Limits | None:
-        """The same for the batch normalisation that is running, if it is torch's own."""
-        module = self._pair[0] if self._pair is not None else None
-        own = module is not None and type(module) in _NORMS and "forward" not in vars(module)
-        return self.limits(module) if module is not None and own else None
+        """The same for the batch normalisation that is running, if it is torch's own; of the activation alone."""
+        if not self._now or type(self._now[0]) not in _NORMS or "forward" in vars(self._now[0]):
+            return None
+        return self.behind(self._now[0])[0]
+
+
+def _adjacent(module: nn.Module, following: nn.Module) -> bool:
+    """Whether nobody sees what goes from one to the other, if the second is called with what the first gave."""
+    return _unobserved(module) and not module._forward_hooks and _unobserved(following)
 
 
 def _unobserved(module: nn.Module) -> bool:
@@ -101,6 +113,14 @@ def _limits_of(module: nn.Module) -> Limits | None:
         assert isinstance(module, nn.Hardtanh)
         return (float(module.min_val), float(module.max_val)) if module.inplace else None
     return None
+
+
+def _window_of(module: nn.Module) -> Window | None:
+    """What one of torch's max poolings looks at, if it is as a kernel of ours."""
+    if type(module) is not nn.MaxPool2d or "forward" in vars(module):
+        return None
+    given = (module.kernel_size, module.stride, module.padding, module.dilation)
+    return window_of(*given, module.ceil_mode, module.return_indices)
 
 
 def _sees_all(mode: object) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from darknight.kernels import compiled_depthwise as kernels
 from darknight.kernels.compiled_depthwise import Library
 from darknight.kernels.compiled_layers import Window
-from darknight.nn.staying import ordinary, pair
+from darknight.nn.pooling import ordinary, pair
 
 _SMALLEST = 49  # outputs of a channel: in smaller images torch's takes half as long
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from darknight.errors import OpError, ProtectError
 from darknight.kernels import compiled_layers as kernels
-from darknight.kernels.compiled_layers import Limits
+from darknight.kernels.compiled_layers import Limits, Window
 from darknight.nn.behind import Behind
 from darknight.ops import BilinearOp
 from darknight.runtime import Finish, Layer, Runtime, Saved
@@ -24,11 +24,12 @@ def product(
     w: Tensor,
     bias: Tensor | None,
     limits: Limits | None = None,
+    window: Window | None = None,
 ) -> tuple[Tensor, Behind]:
     """<w, x> + bias, with <w, x> and its gradients computed through `runtime`; and what stands behind it.
 
     x has its examples along the first axis, or is a single example without that axis. limits: the result may be cut to
-    these; whether it was, is said by what stands behind it.
+    these, and then pooled over `window`; whether it was, is said by what stands behind it.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise ProtectError(f"layer {layer.label}: a protected model cannot be traced. Call dk.unprotect_ first.")
@@ -48,7 +49,9 @@ def product(
     dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
     by_channel = bias is not None and bias.dim() == 1
     in_one = dtype == torch.float32 and type(x) is Tensor and not single and (bias is None or by_channel)
-    behind = Behind(limits if in_one and kernels.chosen() is not None else None, 1 if w.dim() > 2 else -1)
+    behind = Behind(channel=1 if w.dim() > 2 else -1)
+    if in_one and kernels.chosen() is not None:
+        behind.limits, behind.window = limits, window
     with torch._C.DisableTorchFunction():  # what happens inside is no concern of an active function mode
         y: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
             batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype, behind
@@ -81,16 +84,23 @@ class _Product(torch.autograd.Function):
             empty = x.new_zeros(op.output_shape(tuple(x.shape), tuple(w.shape)), dtype=dtype)  # nothing to send
             y = finish.applied(empty)
         y = y.contiguous(memory_format=_memory_format(x, w))
-        ctx.save_for_backward(*((x, w) if keep else (None, None)), None if finish.limits is None else y)
-        ctx.call = (runtime, layer, saved, w.dim() - 2, None if bias is None else bias.dtype, behind, finish)
+        shape = y.shape
+        y, taps = _pooled(y, behind)
+        ctx.save_for_backward(*((x, w) if keep else (None, None)), None if finish.limits is None else y, taps)
+        ctx.call = (runtime, layer, saved, w.dim() - 2, None if bias is None else bias.dtype)
+        ctx.behind = (behind, finish, behind.window, shape)
         return y
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
-        runtime, layer, saved, axes, bias_dtype, behind, finish = ctx.call
+        runtime, layer, saved, axes, bias_dtype = ctx.call
+        behind, finish, window, shape = ctx.behind
         for_x, for_w, for_bias = ctx.needs_input_grad[:3]
-        x, w, y = ctx.saved_tensors
+        x, w, y, taps = ctx.saved_tensors
         delta, sums, largest = _passed(behind, finish, delta, y, for_bias)
+        passed = delta
+        if window is not None:
+            delta, largest = _spread(passed, taps, shape, window, largest)
         grads: dict[Pass, Tensor] = {}
         if for_x or for_w:
             wanted = {
@@ -106,13 +116,13 @@ class _Product(torch.autograd.Function):
             if Pass.GRAD_INPUT in grads and axes:
                 grads[Pass.GRAD_INPUT] = grads[Pass.GRAD_INPUT].contiguous(memory_format=_memory_format(x, w))
             if torch.is_grad_enabled():  # create_graph=True
-                marked = _OnlyOnce.apply(x, w, delta, *grads.values())  # type: ignore[no-untyped-call]
+                marked = _OnlyOnce.apply(x, w, passed, *grads.values())  # type: ignore[no-untyped-call]
                 grads = dict(zip(grads, marked, strict=True))
         bias = None
         if for_bias:
             if sums is None:
-                channel = finish.channel % delta.dim()
-                sums = delta.sum([axis for axis in range(delta.dim()) if axis != channel])
+                channel = finish.channel % passed.dim()
+                sums = passed.sum([axis for axis in range(passed.dim()) if axis != channel])
             bias = sums.to(bias_dtype)
         return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, *[None] * 6
 
@@ -135,6 +145,28 @@ def _passed(
         low, high = finish.limits
         delta = delta.masked_fill((y <= low) | (y >= high), 0.0)
     return delta, None, None
+
+
+def _pooled(y: Tensor, behind: Behind) -> tuple[Tensor, Tensor | None]:
+    """With the max pooling that stands behind it, and which of its inputs were taken; without if that is torch's."""
+    library, window = kernels.chosen(), behind.window
+    found = None if library is None or window is None else kernels.pool(library, y, window, keep=True)
+    if found is None:
+        behind.window = None
+        return y, None
+    return found
+
+
+def _spread(
+    grad: Tensor, taps: Tensor, shape: torch.Size, window: Window, largest: float | None
+) -> tuple[Tensor, float | None]:
+    """The gradient of what was pooled, and its largest magnitude if that is the largest of `grad`."""
+    library = kernels.chosen()
+    assert library is not None, "it has pooled"
+    spread = kernels.unpool(library, grad.detach().contiguous(), taps, shape, window)
+    assert spread is not None, "it is of the form of what was pooled"
+    apart = all(step >= size for step, size in zip(window.step, window.kernel, strict=True))
+    return spread, largest if apart else None
 
 
 class _OnlyOnce(torch.autograd.Function):

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from darknight.kernels import compiled_layers as kernels
-from darknight.kernels.compiled_layers import Library, Limits, Normalised, Window
+from darknight.kernels.compiled_layers import Library, Limits, Normalised
 from darknight.nn.behind import Behind, Sequence
+from darknight.nn.pooling import ordinary, pooled, window_of
 
 _RELU = (0.0, math.inf)
 
@@ -40,6 +41,7 @@ class _Latest(threading.local):
         self.result: Callable[[], Tensor | None] = lambda: None
         self.behind = Behind()
         self.multiplied = False
+        self.done: tuple[object, ...] = ()  # what was done to it already, of what is called next
         self.product: tuple[Callable[[], Tensor | None], Behind] = (lambda: None, Behind())
 
 
@@ -53,19 +55,21 @@ class Staying:
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The result, if there is a kernel for this call; None if it is torch's."""
         latest, behind, multiplied = self._latest.result(), self._latest.behind, self._latest.multiplied
+        done = self._latest.done
         self._latest.result = lambda: None
         limits = _limits(func, *args, **kwargs) if func in _ACTIVATIONS else None
         right_behind = latest is not None and bool(args) and args[0] is latest
-        if right_behind and behind.limits is not None:
-            assert limits == behind.limits, "nothing but the activation can have got what it was cut for"
-            return latest
+        if latest is not None and right_behind and done:
+            called = window_of(*args[1:], **kwargs) if func is F.max_pool2d else limits
+            assert called == done[0], "nothing but what was done already can come next"
+            return self._given(latest, behind, multiplied=multiplied, done=done[1:])
         library = kernels.chosen()
         if library is None or torch.is_autocast_enabled("cpu"):
             return None
         if func is F.batch_norm:
             return self._normalised(library, *args, **kwargs)
         if func is F.max_pool2d:
-            return _pooled(library, *args, **kwargs)
+            return pooled(library, *args, **kwargs)
         if limits is None or latest is None or not right_behind:
             return None
         if not (torch.is_grad_enabled() and latest.requires_grad):
@@ -81,8 +85,10 @@ class Staying:
         self._given(y, behind, multiplied=True)
         self._latest.product = (weakref.ref(y), behind)
 
-    def _given(self, y: Tensor, behind: Behind, *, multiplied: bool) -> Tensor:
-        self._latest.result, self._latest.behind, self._latest.multiplied = weakref.ref(y), behind, multiplied
+    def _given(self, y: Tensor, behind: Behind, *, multiplied: bool, done: tuple[object, ...] | None = None) -> Tensor:
+        latest = self._latest
+        latest.result, latest.behind, latest.multiplied = weakref.ref(y), behind, multiplied
+        latest.done = behind.done if done is None else done
         return y
 
     def seen(self) -> None:
@@ -276,62 +282,3 @@ def _limits(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Limits | Non
     if func is not F.hardtanh_ and not values.get("inplace", False):
         return None
     return float(values.get("min_val", -1.0)), float(values.get("max_val", 1.0))
-
-
-# --- max pooling ------------------------------------------------------------------------------------------------------
-def _pooled(
-    library: Library,
-    input: Tensor,
-    kernel_size: int | tuple[int, ...],
-    stride: int | tuple[int, ...] | None = None,
-    padding: int | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Tensor | None:
-    if ceil_mode or return_indices or not ordinary(input) or pair(dilation) != (1, 1):
-        return None
-    kernel = pair(kernel_size)
-    window = Window(kernel, kernel if stride is None or stride == () else pair(stride), pair(padding))
-    if not kernels.can_pool(input, window):
-        return None
-    if torch.is_grad_enabled() and input.requires_grad:
-        derived: Tensor = _Pooled.apply(input, window, library)  # type: ignore[no-untyped-call]
-        return derived
-    found = kernels.pool(library, input, window, keep=False)
-    return None if found is None else found[0]
-
-
-class _Pooled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window, library: Library) -> Tensor:
-        found = kernels.pool(library, x, window, keep=True)
-        assert found is not None, "it was asked before"
-        y, taps = found
-        ctx.save_for_backward(x, taps)
-        ctx.call = (library, window)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        library, window = ctx.call
-        x, taps = ctx.saved_tensors
-        found = None
-        if not torch.is_grad_enabled():
-            found = kernels.unpool(library, grad.contiguous(), taps, x.shape, window)
-        if found is None:
-            again = torch.is_grad_enabled()
-            with torch.enable_grad():
-                y = F.max_pool2d(x, window.kernel, window.step, window.before)
-                (found,) = torch.autograd.grad(y, x, grad, create_graph=again)
-        return found, None, None
-
-
-def pair(value: Any) -> tuple[int, int]:
-    numbers = (value,) if isinstance(value, int) else tuple(value)
-    return (int(numbers[0]), int(numbers[-1]))
-
-
-def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether they are torch's own tensors: a subclass may have ideas of its own."""
-    return all(each is None or type(each) in (Tensor, nn.Parameter) for each in tensors)

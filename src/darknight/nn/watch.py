@@ -115,8 +115,8 @@ class Protection:
     ) -> Tensor:
         """The product through the runtime, counted. module: the one that it is the whole forward of."""
         self.at_home.seen()
-        limits = None if module is None else self._sequence.limits(module)
-        y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, limits)
+        following = (None, None) if module is None else self._sequence.behind(module)
+        y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, *following)
         batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
         self.at_home.multiplied(y, behind)  # the last word: shapes are asked of a torch function too
