@@ -26,7 +26,9 @@ class BasicBlock(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         shortcut = features if self.downsample is None else self.downsample(features)
         changed = self.relu(self.bn1(self.conv1(features)))
-        out: Tensor = self.relu(self.bn2(self.conv2(changed)) + shortcut)
+        changed = self.bn2(self.conv2(changed))
+        changed += shortcut
+        out: Tensor = self.relu(changed)
         return out
 
 
@@ -53,7 +55,9 @@ class Bottleneck(nn.Module):
         shortcut = features if self.downsample is None else self.downsample(features)
         changed = self.relu(self.bn1(self.conv1(features)))
         changed = self.relu(self.bn2(self.conv2(changed)))
-        out: Tensor = self.relu(self.bn3(self.conv3(changed)) + shortcut)
+        changed = self.bn3(self.conv3(changed))
+        changed += shortcut
+        out: Tensor = self.relu(changed)
         return out
 
 
