@@ -1,7 +1,6 @@
 """A protected layer and what stands behind it, in one pass: the same results, and never seen half done."""
 
 import threading
-from math import inf
 
 import pytest
 import torch
@@ -14,112 +13,14 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import darknight as dk
 from darknight.errors import ProtectError
 from darknight.kernels import compiled_layers
-from darknight.models import VGG, MobileNetV2, ResNet
-from darknight.nn import function, pooling, staying
-from darknight.nn.behind import Behind, Sequence
-from darknight.nn.staying import Staying
+from darknight.nn.behind import Behind
+from nn.behind import RELU, RELU6, Spy, assert_same, gradients, perceptron, sequence, small_vgg
 from nn.three_ways import SCHEME, everything
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(compiled_layers.chosen() is None, reason="nothing was compiled"),
 ]
-
-
-class Spy:
-    """What products were finished with, which of them were told of their gradients, and which activations were left."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.finished: list[object] = []
-        self.told: list[bool] = []
-        self.cut = 0
-        real, told, cut = function.Finish, Behind.told, staying._Cut
-
-        def finish(**arguments):
-            self.finished.append(arguments["limits"])
-            return real(**arguments)
-
-        def asked(behind, grad):
-            found = told(behind, grad)
-            self.told.append(found is not None)
-            return found
-
-        class Cut:
-            @staticmethod
-            def apply(*arguments):
-                self.cut += 1
-                return cut.apply(*arguments)
-
-        monkeypatch.setattr(function, "Finish", finish)
-        monkeypatch.setattr(Behind, "told", asked)
-        monkeypatch.setattr(staying, "_Cut", Cut)
-
-
-class NormSpy:
-    """What normalisations were finished with, and how many activations were left to be cut behind them."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.finished: list[object] = []
-        self.stopped: list[object] = []
-        self.clipped = 0
-        normalise, derive, clipped = compiled_layers.normalise, compiled_layers.derive, staying._Clipped
-
-        def noted(*arguments):
-            self.finished.append(arguments[7] if len(arguments) > 7 else None)
-            return normalise(*arguments)
-
-        class Clipped:
-            @staticmethod
-            def apply(*arguments):
-                self.clipped += 1
-                return clipped.apply(*arguments)
-
-        def derived(*arguments):
-            self.stopped.append(arguments[4])
-            return derive(*arguments)
-
-        monkeypatch.setattr(compiled_layers, "normalise", noted)
-        monkeypatch.setattr(compiled_layers, "derive", derived)
-        monkeypatch.setattr(staying, "_Clipped", Clipped)
-
-
-RELU, RELU6 = (0.0, inf), (0.0, 6.0)
-
-
-def gradients(model_of, x, *, kernels=True, scheme=SCHEME, monkeypatch, use=None):
-    """The result and the gradients of one step of a protected model; without kernels it is torch's, in many passes."""
-    torch.manual_seed(8)
-    model = model_of()
-    x = x.clone().requires_grad_()
-    with monkeypatch.context() as patch, dk.Runtime(scheme, None) as runtime:
-        if not kernels:
-            patch.setattr(compiled_layers, "chosen", lambda: None)
-        dk.protect_(model, runtime, where=everything)
-        results = [(use or type(model).__call__)(model, x) for _ in range(2)]
-        for result in results:
-            result.square().sum().backward()
-    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {"result": results[-1].detach(), "input": x.grad, **grads}
-
-
-def assert_same(ours, torchs) -> None:
-    """Bit for bit; the sums that are gradients of biases, and what further steps make of them, within rounding."""
-    assert list(ours) == list(torchs)
-    for name, value in ours.items():
-        if name.endswith("bias"):
-            torch.testing.assert_close(value, torchs[name], rtol=1e-5, atol=1e-5 * float(torchs[name].abs().max()))
-        else:
-            assert torch.equal(value, torchs[name]), name
-
-
-def small_vgg() -> nn.Module:
-    return VGG((3, 12, 16), 5, stages=((4, 6), (8,)), wide_head=False)
-
-
-def perceptron() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(7, 9), nn.ReLU(inplace=True), nn.Linear(9, 6), nn.ReLU6(inplace=True), nn.Linear(6, 3)
-    )
 
 
 SEQUENCES = {
@@ -135,10 +36,6 @@ SEQUENCES = {
     "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.ReLU(inplace=True)), (4, 3, 5, 6), [RELU]),
     "a hook behind": (lambda: hooked(1, "forward_hook"), (4, 3, 5, 6), [RELU]),
 }
-
-
-def sequence() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
 
 
 def hooked(place: int, kind: str) -> nn.Module:
@@ -374,143 +271,6 @@ def test_other_types_layouts_and_single_examples_give_what_they_did(monkeypatch)
         narrow = [results(x, kernels) for kernels in (True, False)]
     assert narrow[0]["result"].dtype == torch.bfloat16
     assert_same(*narrow)
-
-
-POOLINGS = {
-    "halves": lambda: nn.MaxPool2d(2),
-    "overlaps": lambda: nn.MaxPool2d(3, stride=2, padding=1),
-    "not square": lambda: nn.MaxPool2d((1, 3), stride=(2, 1)),
-}
-
-
-def pooled_by(pool, hook=None) -> nn.Sequential:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), pool(), nn.Conv2d(4, 2, 1))
-    if hook is not None:
-        hook(model)
-    return model
-
-
-class PoolSpy:
-    """How many poolings were functions of themselves, and what was pooled."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.apart = 0
-        self.shapes: list[tuple[int, ...]] = []
-        pool, function = compiled_layers.pool, pooling._Pooled
-
-        def noted(library, x, window, keep):
-            self.shapes.append(tuple(x.shape))
-            return pool(library, x, window, keep)
-
-        class Pooled:
-            @staticmethod
-            def apply(*arguments):
-                self.apart += 1
-                return function.apply(*arguments)
-
-        monkeypatch.setattr(compiled_layers, "pool", noted)
-        monkeypatch.setattr(pooling, "_Pooled", Pooled)
-
-
-@pytest.mark.parametrize("pool", POOLINGS.values(), ids=POOLINGS)
-def test_a_pooling_behind_the_activation_is_part_of_the_layer(pool, monkeypatch):
-    spy = PoolSpy(monkeypatch)
-    x = torch.randn(4, 3, 9, 12)
-    ours = gradients(lambda: pooled_by(pool), x, monkeypatch=monkeypatch)
-    assert spy.apart == 0
-    assert spy.shapes == [(4, 4, 7, 10)] * 2
-    assert_same(ours, gradients(lambda: pooled_by(pool), x, kernels=False, monkeypatch=monkeypatch))
-    with dk.Runtime(SCHEME, None) as runtime:
-        model = pooled_by(pool)
-        dk.protect_(model, runtime)
-        with torch.no_grad():
-            assert torch.equal(model(x), model[3](model[2](model[1](model[0](x)))))
-        x.requires_grad_()
-        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-        with pytest.raises(ProtectError, match="differentiated twice"):
-            grad.sum().backward()
-
-
-APART = {
-    "a hook on the activation": lambda model: model[1].register_forward_hook(
-        lambda module, given, y: assert_whole(y, module)
-    ),
-    "a hook before the pooling": lambda model: model[2].register_forward_pre_hook(
-        lambda module, given: assert_whole(given[0], module)
-    ),
-    "another pooling": lambda model: setattr(
-        model[2], "forward", lambda y: F.max_pool2d(assert_whole(y, None) or y, 2)
-    ),
-}
-
-
-def assert_whole(y, _) -> None:
-    assert y.shape[2:] == (7, 10)
-    assert y.min() == 0
-
-
-@pytest.mark.parametrize("hook", APART.values(), ids=APART)
-def test_a_pooling_whose_input_somebody_sees_is_a_function_of_itself(hook, monkeypatch):
-    spy = PoolSpy(monkeypatch)
-    x = torch.randn(4, 3, 9, 12)
-    model_of = lambda: pooled_by(POOLINGS["halves"], hook)  # noqa: E731
-    ours = gradients(model_of, x, monkeypatch=monkeypatch)
-    assert spy.apart == 2
-    assert_same(ours, gradients(model_of, x, kernels=False, monkeypatch=monkeypatch))
-
-
-def test_a_pooling_that_has_no_kernel_is_torchs(monkeypatch):
-    spy = PoolSpy(monkeypatch)
-    x = torch.randn(4, 3, 9, 12)
-    for pool in (lambda: nn.MaxPool2d(2, ceil_mode=True), lambda: nn.MaxPool2d(2, dilation=2), lambda: nn.AvgPool2d(2)):
-        ours, torchs = (
-            gradients(lambda: pooled_by(pool), x, kernels=kernels, monkeypatch=monkeypatch)  # noqa: B023
-            for kernels in (True, False)
-        )
-        assert_same(ours, torchs)
-    assert spy.shapes == []
-
-
-def normalised_vgg() -> nn.Module:
-    return VGG((3, 12, 16), 5, stages=((4, 6), (8,)), batch_norm=True, wide_head=False)
-
-
-def small_resnet() -> nn.Module:
-    return ResNet((3, 12, 16), 5, blocks=(1, 1), width=4, small_images=True)
-
-
-def small_mobilenet() -> nn.Module:
-    return MobileNetV2((3, 12, 16), 5, stages=((1, 4, 1, 1), (2, 4, 2, 1)), stem=4, last=8, dropout=0.0)
-
-
-# How often: a product is told of its gradient, an activation is left to its normalisation, or both were done at once.
-NORMALISED = {
-    "vgg": (normalised_vgg, 3, 0, 3),
-    "resnet": (small_resnet, 6, 3, 0),
-    "mobilenet": (small_mobilenet, 10, 0, 7),
-}
-
-
-@pytest.mark.parametrize(("model_of", "told", "clipped", "finished"), NORMALISED.values(), ids=NORMALISED)
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_normalisation_is_finished_with_its_activation(model_of, told, clipped, finished, training, monkeypatch):
-    """Bit for bit what the same kernels give apart."""
-    x = torch.randn(4, 3, 12, 16)
-    found = {}
-    for apart in (False, True):
-        with monkeypatch.context() as patch:
-            spy = Spy(patch)
-            normed = NormSpy(patch)
-            if apart:
-                patch.setattr(Sequence, "behind", lambda *_: (None, None))
-                patch.setattr(Staying, "multiplied", lambda *_: None)
-            found[apart] = gradients(lambda: model_of().train(training), x, monkeypatch=patch)
-        if training:
-            assert spy.told.count(True) == (0 if apart else 2 * told)
-            assert normed.clipped == 2 * (clipped + finished if apart else clipped)
-            assert len([limits for limits in normed.finished if limits]) == (0 if apart else 2 * finished)
-            assert len([limits for limits in normed.stopped if limits]) == 2 * (clipped + finished)
-    assert_same(found[False], found[True])
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["derived", "not derived"])
