@@ -14,7 +14,7 @@ def library(name: str, *flags: str) -> Extension:
     )
 
 
-# Nobody looks at floating-point exceptions. In field.c, layers.c and depthwise.c a product is rounded before it is
+# Nobody looks at floating-point exceptions. In field.c, layers.c, depthwise.c and real.c a product is rounded before it is
 # added to, as in torch; in residues.c and unmasking.c all sums are exact.
 setup(
     ext_modules=[
@@ -24,5 +24,6 @@ setup(
         library("depthwise", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("weights", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+        library("real", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     ]
 )

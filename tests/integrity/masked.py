@@ -41,17 +41,16 @@ class Call:
         self.code: Code = draw_code(self.scheme, self.randomness.fresh())
         self.w = self.w.to(self.dtype)
         grid = real.grid_for(self.code.A, arithmetic, largest_magnitude(self.x) or 1.0)
-        groups = virtual_batches(self.x, self.scheme.inputs)
-        self.shares = real.encode(self.code.A, groups, grid, self.randomness.fresh(), self.dtype)
+        noise = self.randomness.fresh()
+        self.shares, self.x = real.encode_batch(self.code.A, self.x, grid, noise, self.dtype)
         self.sent_x = checks.Sent.of_shares(self.code.A, grid, self.dtype)
-        self.x = checks.on_grid(self.x, grid)
-        groups = virtual_batches(self.delta, self.scheme.inputs)
         if self.code.masks_gradients:
             grid = real.grid_for(self.code.B, arithmetic, largest_magnitude(self.delta) or 1.0)
-            self.deltas = real.encode(self.code.B, groups, grid, self.randomness.fresh(), self.dtype)
+            noise = self.randomness.fresh()
+            self.deltas, self.delta = real.encode_batch(self.code.B, self.delta, grid, noise, self.dtype)
             self.sent_delta = checks.Sent.of_shares(self.code.B, grid, self.dtype)
-            self.delta = checks.on_grid(self.delta, grid)
         else:
+            groups = virtual_batches(self.delta, self.scheme.inputs)
             rows = [tuple(float(value) for value in row) for row in self.code.B.data]
             self.deltas = torch.stack([real_ops.combine_clear(row, groups.to(self.dtype)) for row in rows])
             self.delta = self.delta.to(self.dtype)

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from darknight.coding.arithmetic import Real
+from darknight.coding.batches import group_count
 from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.errors import EncodingError
-from darknight.kernels import combine_grid
+from darknight.kernels import real as kernels
 from darknight.randomness import Stream, grid_gaussian, uniform_below
 
 TAIL = 8.6  # no Gaussian of ours is larger
@@ -90,44 +91,72 @@ def encode(
 
     rows: only these workers' shares, in this order.
     """
+    return encode_batch(mixing, groups.flatten(0, 1), grid, stream, dtype, rows=rows)[0]
+
+
+def encode_batch(
+    mixing: Mixing,
+    batch: Tensor,
+    grid: Grid,
+    stream: Stream,
+    dtype: torch.dtype,
+    *,
+    rows: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same of a batch (example, *feature), the last group filled up with zeros; and the batch on its grid.
+
+    What is on the grid is what shares are made of, in the batch's dtype, which holds it exactly: either it has few
+    bits because it is small, or its own last bit is a step or more.
+    """
+    values = batch.detach().contiguous()
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(torch.float32)
     chosen = range(mixing.workers) if rows is None else rows
-    shape = (len(chosen), groups.shape[0], *groups.shape[2:])
-    mixed = torch.empty(shape, dtype=torch.float64)
+    groups = group_count(len(values), mixing.inputs)
+    noise = grid_gaussian(stream, (mixing.colluders, groups, *values.shape[1:]), grid.std, grid.mean)
+    fractions = uniform_below(stream, noise.shape, mixing.divisor) if mixing.divisor > 1 else None
+    shares = torch.empty(len(chosen), *noise.shape[1:], dtype=dtype)
     data = [[float(value) for value in mixing.data[row]] for row in chosen]
     carriers = [mixing.noise[row] for row in chosen]
-    shares = combine_grid(data, to_grid(groups, grid).unbind(1), out=mixed).round_().to(torch.int64)
-    noise = grid_gaussian(stream, (mixing.colluders, *shape[1:]), grid.std, grid.mean)
-    carried = torch.empty(shape, dtype=torch.int64)
-    shares += combine_grid(carriers, noise.unbind(0), out=carried)
-    if mixing.divisor > 1:
-        L = mixing.divisor
-        fractions = uniform_below(stream, noise.shape, L).to(torch.int64).sub_(L // 2)
-        combine_grid(carriers, fractions.unbind(0), out=carried)
-        shares += carried.mul_(2).add_(L).div_(2 * L, rounding_mode="floor")  # round(carried / L), half up
-    return shares.to(torch.float64).mul_(2.0**-grid.exponent).to(dtype)
+    on_grid, within = kernels.encode(
+        values, grid.exponent, grid.bound, data, carriers, noise, fractions, mixing.divisor, outs=shares
+    )
+    if not within:
+        raise _beyond(grid)
+    return shares, on_grid
 
 
 def to_grid(values: Tensor, grid: Grid) -> Tensor:
     """round(values / h) as float64; raises EncodingError on values beyond the bound or not finite."""
     if not bool((values.abs() <= grid.bound).all()):
-        raise EncodingError(
-            f"values that are not finite or exceed the declared bound {grid.bound:g}. Declare a larger bound."
-        )
+        raise _beyond(grid)
     return (values.detach().to(torch.float64) * 2.0**grid.exponent).round_()
+
+
+def _beyond(grid: Grid) -> EncodingError:
+    return EncodingError(
+        f"values that are not finite or exceed the declared bound {grid.bound:g}. Declare a larger bound."
+    )
 
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor]) -> Tensor:
     """y = L ybar (Eq. 3), in float64: answers (group, *feature) by worker -> (group, input, *feature)."""
+    groups = len(next(iter(replies.values())))
+    results = decode_batch(mixing, replies, groups * mixing.inputs, torch.float64)
+    return results.view(groups, mixing.inputs, *results.shape[1:])
+
+
+def decode_batch(mixing: Mixing, replies: Mapping[int, Tensor], examples: int, dtype: torch.dtype) -> Tensor:
+    """The same as a batch (example, *feature), rounded once to the dtype."""
     rows, matrix = decoder(mixing, None, replies)
-    some = same_shape([replies[row] for row in rows])
-    results = torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.float64)
-    floats = [[float(value) for value in row] for row in matrix]
-    combine_grid(floats, [replies[row] for row in rows], out=results.transpose(0, 1))
-    return results
+    answers = [replies[row] for row in rows]
+    same_shape(answers)
+    return kernels.decode([[float(value) for value in row] for row in matrix], answers, examples=examples, dtype=dtype)
 
 
 def decode_gradient(code: Code, replies: Mapping[int, Tensor]) -> Tensor:
     """grad W = sum_j Eq_j over the base workers (Eq. 4 to 6), in float64."""
     equations = [replies[row] for row in code.grad_rows]
-    total = torch.empty(1, *same_shape(equations).shape, dtype=torch.float64)
-    return combine_grid([[1.0] * len(equations)], equations, out=total)[0]
+    same_shape(equations)
+    ones = [[1.0] * len(equations)]
+    return kernels.decode(ones, [each.unsqueeze(0) for each in equations], examples=1, dtype=torch.float64)[0]

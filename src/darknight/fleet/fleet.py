@@ -364,7 +364,7 @@ def _one_round(fleet: weakref.ref[Fleet]) -> bool:
 def _complaint(tensor: Tensor, expected: Expected) -> str:
     if not tensor.numel():
         return ""
+    least, most = torch.aminmax(tensor)  # one pass; NaN if there is one
     if expected.prime is None:
-        return "" if bool(torch.isfinite(tensor).all()) else "with values that are not finite"
-    least, most = torch.aminmax(tensor)
+        return "" if bool(least.isfinite() & most.isfinite()) else "with values that are not finite"
     return "" if int(least) >= 0 and int(most) < expected.prime else "with values outside the field"

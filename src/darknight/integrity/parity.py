@@ -20,7 +20,6 @@ from fractions import Fraction
 from itertools import combinations
 from math import isfinite, prod, sqrt
 
-import torch
 from torch import Tensor
 
 from darknight.coding import Mixing
@@ -29,6 +28,7 @@ from darknight.coding.code import same_shape
 from darknight.coding.field import syndromes
 from darknight.errors import EncodingError, IntegrityError, SchemeError
 from darknight.integrity.real import deviations
+from darknight.kernels.real import within
 from darknight.types import Pass
 
 
@@ -66,10 +66,7 @@ def verified_real_answers(
         )
         if not isfinite(tolerance):
             raise EncodingError("a spread that is not finite bounds nothing. Look for weights that are not finite.")
-        total = torch.zeros(answers[0].shape, dtype=torch.float64)
-        for weight, answer in zip(weights, answers, strict=True):
-            total.add_(answer.to(torch.float64), alpha=weight)
-        if not bool((total.abs_() <= tolerance).all()):  # also false for what is not a number, whatever its weight
+        if not within(weights, answers, tolerance):  # nor is what is not a number, whatever its weight
             _refuse(kind, "the answers contradict each other by more than rounding explains")
     return replies
 

@@ -48,8 +48,9 @@ import torch
 from torch import Tensor
 
 from darknight.coding import Code, Mixing, decoder
-from darknight.coding.real import Grid, to_grid
+from darknight.coding.real import Grid
 from darknight.errors import EncodingError, IntegrityError, OpError
+from darknight.kernels import real as kernels
 from darknight.ops import BilinearOp, collapse_rows
 from darknight.ops.op import Shape
 from darknight.randomness import Stream, standard_normal
@@ -143,11 +144,6 @@ def deviations(count: int) -> float:
     return math.sqrt(2 * math.log(2 * max(1, count) / FALSE_ALARMS))
 
 
-def on_grid(values: Tensor, grid: Grid) -> Tensor:
-    """The values that coding.real.encode makes shares of, in float64."""
-    return to_grid(values, grid).mul_(2.0**-grid.exponent)
-
-
 # --- how large an honest error is -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Size:
@@ -185,10 +181,8 @@ class Sent:
     @classmethod
     def in_the_clear(cls, op: BilinearOp, mixing: Mixing, delta: Tensor, dtype: torch.dtype) -> Sent:
         """Deltas that go out in the wire's dtype and that each worker combines with its row of B."""
-        channels = op.rows(delta).to(torch.float64).transpose(0, 1).flatten(1).square()
-        rms = math.sqrt(float(channels.mean(1).max())) if delta.numel() else 0.0
-        largest = float(delta.abs().max()) if delta.numel() else 0.0
-        return cls(mixing, dtype, 0.0, 0.0, largest, rms, 0.0, mixing.inputs + 1)
+        largest, square = kernels.sizes(op.rows(delta))
+        return cls(mixing, dtype, 0.0, 0.0, largest, math.sqrt(square), 0.0, mixing.inputs + 1)
 
     @property
     def unit(self) -> float:

@@ -3,9 +3,9 @@
 Each function is a handful of passes over whole tensors. The number of Python calls depends on the code (workers,
 sources), never on the batch.
 
-reference, reference_residues    what each of them is
-masking, residues                which of the two does it
-compiled_field, compiled_residues, compiled_unmasking, compiled_weights    the libraries of the C files of these names
+reference, reference_residues, reference_real    what each of them is
+masking, residues, real                          which of the two does it
+compiled_*                                       the libraries of the C files of these names
 """
 
 from darknight.kernels.compiled_unmasking import Weighing
@@ -23,7 +23,7 @@ from darknight.kernels.masking import (
     unmask,
     unmask_weighed,
 )
-from darknight.kernels.reference import Requantised, are_residues, combine_grid, dequantise
+from darknight.kernels.reference import Requantised, are_residues, dequantise
 
 __all__ = [
     "Requantised",
@@ -31,7 +31,6 @@ __all__ = [
     "are_residues",
     "checksum",
     "combine",
-    "combine_grid",
     "cut_words",
     "dequantise",
     "encode",

@@ -1,4 +1,4 @@
-"""Linear combinations modulo a prime and on a grid, fixed-point rounding, and weighed sums."""
+"""Linear combinations modulo a prime, fixed-point rounding, and weighed sums."""
 
 from __future__ import annotations
 
@@ -100,19 +100,6 @@ def are_residues(source: Tensor, prime: int) -> bool:
         return True
     least, most = torch.aminmax(source)
     return int(least) >= 0 and int(most) < prime
-
-
-def combine_grid(matrix: Sequence[Sequence[float]], sources: Sequence[Tensor], *, out: Tensor) -> Tensor:
-    """out[row] = sum over source of matrix[row][source] * sources[source], in out's dtype.
-
-    Exact in int64 below 2^63, and in float64 for integers below 2^53.
-    """
-    for row, target in zip(matrix, out, strict=True):
-        target.zero_()
-        for coefficient, source in zip(row, sources, strict=True):
-            if coefficient:
-                target.add_(source, alpha=coefficient)
-    return out
 
 
 def quantise_nearest(values: Tensor, exponent: int) -> Tensor:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from darknight.errors import RandomnessError
 from darknight.kernels import cut_words
+from darknight.kernels.real import gaussian
 from darknight.randomness.keystream import Stream
 
 _GAUSSIAN_BITS = 30  # of a standard deviation: beyond it, rounding a float64 product is visibly uneven
-_ROUNDING_SUM = 1.5 * 2.0**52
-_ROUNDING_BITS = 0x4338 << 48  # the bits of that float64
 
 
 class _Scratch(threading.local):
@@ -92,17 +91,14 @@ def grid_gaussian(
     """
     if not 1.0 <= std <= 2.0**58 or abs(mean) > 2.0**61:
         raise RandomnessError(f"grid Gaussian of std {std:g}, mean {mean:g} grid steps; needs 1 <= std <= 2^58.")
-    lower = max(0, math.frexp(std)[1] - _GAUSSIAN_BITS)
+    lower, count = max(0, math.frexp(std)[1] - _GAUSSIAN_BITS), math.prod(shape)
     target = torch.empty(tuple(shape), dtype=torch.int64) if out is None else out.view(tuple(shape))
-    upper = standard_normal(stream, shape, out=target.view(torch.float64)).mul_(std / 2**lower)
-    # Adding 1.5 * 2^52 rounds a float64 to an integer and leaves it in the low bits: no conversion, no more memory.
-    upper.add_(_ROUNDING_SUM)
-    target.sub_(_ROUNDING_BITS)
-    if lower:
-        count = math.prod(shape)
-        uniforms = stream.words(count, torch.int64, out=_scratch.words(count))
-        target.mul_(1 << lower).add_(uniforms.bitwise_and_((1 << lower) - 1).view(tuple(shape))).sub_(1 << (lower - 1))
-    return target.add_(round(mean)) if mean else target
+    pairs = (count + 1) // 2
+    drawn = _scratch.words(2 * pairs + (count if lower else 0))
+    words = stream.words(2 * pairs, torch.int64, out=drawn[: 2 * pairs])
+    uniforms = stream.words(count, torch.int64, out=drawn[2 * pairs :]) if lower else None
+    gaussian(words, uniforms, std / 2**lower, lower, round(mean), out=target.view(-1))
+    return target
 
 
 def random_signs(stream: Stream, count: int) -> Tensor:

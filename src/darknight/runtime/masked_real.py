@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear, coalition_bounds, papers_bound
-from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, joined, real, virtual_batches
+from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, real, virtual_batches
 from darknight.errors import EncodingError
 from darknight.integrity import Given, parity
 from darknight.integrity import real as checks
@@ -25,9 +25,10 @@ from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
 from darknight.runtime.autograd import in_backward
 from darknight.runtime.bounds import Bounds
-from darknight.runtime.checking import checking
+from darknight.runtime.checking import checking, freivalds_checks
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.phases import phase
 from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
 
@@ -68,9 +69,8 @@ class MaskedReal:
         reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, tuple(x.shape))
         self._refuse_overflow(_largest(sent) * reach.total)
         noise = self._randomness.fresh()
-        shares = self._shares(masked, code.A, grid, x, noise)
+        shares, values = self._shares(masked, code.A, grid, x, noise)
         # 2. Send, and wait for the answers.
-        values = checks.on_grid(x, grid)
         saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
         saved.stream = noise.number
         if keep:
@@ -81,7 +81,7 @@ class MaskedReal:
         with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
             # 3. Unmask and check.
             case = Case(
-                decode=partial(self._unmasked, layer, Pass.FORWARD, x.shape[0], reach, sent),
+                decode=partial(self._unmasked, layer, Pass.FORWARD, x, reach, sent),
                 verify=lambda y, answers, _: checks.verified_forward(
                     op,
                     y,
@@ -106,8 +106,7 @@ class MaskedReal:
             masked = self._masked(layer, "gradient", code.B, tuple(delta.shape))
             self._budget.backward(layer.label, masked.nats_per_example, saved)
             grid = real.grid_for(code.B, self._arithmetic, self._bounds.of_gradient(layer, delta))
-            deltas = self._shares(masked, code.B, grid, delta, self._randomness.fresh())
-            values = checks.on_grid(delta, grid)
+            deltas, values = self._shares(masked, code.B, grid, delta, self._randomness.fresh())
             sent = checks.Sent.of_shares(code.B, grid, dtype)
         else:
             self._budget.backward(layer.label, 0.0, saved)
@@ -125,8 +124,8 @@ class MaskedReal:
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
             assert saved.grid is not None
-            batches, noise = virtual_batches(_kept(saved), self._scheme.inputs), self._randomness.replay(saved.stream)
-            return real.encode(code.A, batches, saved.grid, noise, dtype, rows=[seat])[0]
+            noise = self._randomness.replay(saved.stream)
+            return real.encode_batch(code.A, _kept(saved), saved.grid, noise, dtype, rows=[seat])[0][0]
 
         def given(kind: Pass, seat: int) -> Given:
             return Given(
@@ -140,7 +139,7 @@ class MaskedReal:
 
         cases = {
             Pass.GRAD_INPUT: Case(
-                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, delta.shape[0], reach, sent),
+                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, delta, reach, sent),
                 verify=lambda gx, answers, _: checks.verified_grad_input(
                     op,
                     gx,
@@ -195,12 +194,14 @@ class MaskedReal:
         std = self._arithmetic.noise_std
         return coalition_bounds(mixing, bound=1.0, noise_std=std), papers_bound(mixing, bound=1.0, noise_std=std)
 
-    def _shares(self, masked: Masked, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream) -> Tensor:
-        """(worker, group, *feature). Every masking has a stream of noise of its own."""
-        groups = virtual_batches(batch, self._scheme.inputs)
-        shares = real.encode(mixing, groups, grid, noise, self._arithmetic.dtype)
+    def _shares(
+        self, masked: Masked, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream
+    ) -> tuple[Tensor, Tensor]:
+        """(worker, group, *feature), and the batch on its grid. Every masking has a stream of noise of its own."""
+        with phase("encode"):
+            shares, values = real.encode_batch(mixing, batch, grid, noise, self._arithmetic.dtype)
         self._ledger.record(masked)
-        return shares
+        return shares, values
 
     def _refuse_overflow(self, largest: float) -> None:
         """What leaves the range of floats is nobody's lie."""
@@ -214,15 +215,19 @@ class MaskedReal:
         self,
         layer: Layer,
         kind: Pass,
-        examples: int,
+        batch: Tensor,
         reach: checks.Reach,
         sent: checks.Sent,
         answers: dict[int, Tensor],
     ) -> Tensor:
+        """The result for `batch`, which was masked."""
         if self._scheme.integrity in ("parity", "both"):
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_real_answers(sent.mixing, answers, kind, spread=checks.answer_spreads(reach, sent))
-        return joined(real.decode(sent.mixing, answers), examples)
+        # Freivalds' check wants what float32 would round.
+        narrow = batch.dtype == torch.float32 and not freivalds_checks(self._scheme, kind)
+        dtype = torch.float32 if narrow else torch.float64
+        return real.decode_batch(sent.mixing, answers, len(batch), dtype)
 
 
 def _kept(saved: Saved) -> Tensor:

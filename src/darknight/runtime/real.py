@@ -16,7 +16,7 @@ from darknight.types import Pass
 
 
 class Products(Protocol):
-    """The three passes on floats, in float64. Results are verified."""
+    """The three passes on floats, in float64 or rounded to float32. Results are verified."""
 
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
@@ -54,7 +54,7 @@ class RealCalls:
     ) -> tuple[Tensor, Saved]:
         largest_magnitude(x)
         y, saved = self._products.forward(layer, op, x, weights, keep)
-        result = y.to(dtype, copy=True)
+        result = _fresh(y, dtype)
         return result if finish is None else finish.applied(result), saved
 
     def backward(
@@ -70,4 +70,9 @@ class RealCalls:
         if known is None or not isfinite(known):
             largest_magnitude(delta)
         results = self._products.backward(layer, saved, delta, passes)
-        return {kind: results[kind].to(dtypes[kind], copy=True) for kind in passes}
+        return {kind: _fresh(results[kind], dtypes[kind]) for kind in passes}
+
+
+def _fresh(result: Tensor, dtype: torch.dtype) -> Tensor:
+    """No view: what changes it in place, such as a ReLU behind it, could not be undone."""
+    return result.to(dtype, copy=result._is_view())
