@@ -31,13 +31,17 @@ def loaded(name, symbol, arguments, result=None):
 
 
 compiled.loaded = loaded
-from darknight.kernels import compiled_residues, compiled_unmasking
-from kernels import test_depthwise, test_field, test_layers, test_residues, test_unmasking, test_weights
+from darknight.kernels import compiled_real, compiled_residues, compiled_unmasking
+from kernels import test_depthwise, test_field, test_layers, test_real, test_residues, test_unmasking, test_weights
 
 if sys.argv[2] == "broken":
     library = Library.loaded()
     short, enough = torch.zeros(999, dtype=torch.int32), torch.zeros(1000)
     library.quantise(enough.data_ptr(), None, 1000, 1.0, short.data_ptr())
+if sys.argv[2] == "broken real":
+    real, few = compiled_real.Library.loaded(), torch.zeros(1, 999)
+    what = compiled_real._Measure(x=few.data_ptr(), sums=few.data_ptr(), outer=1, channels=1, inner=1000, wide=0)
+    real.squares(ctypes.byref(what))
 for kind in ("", "plain_"):
     library = Library.loaded(kind)
     for prime in test_field.PRIMES:
@@ -53,6 +57,7 @@ for kind in ("", "plain_"):
     test_residues.try_everything(compiled_residues.Library.loaded(kind))
     for positions in test_unmasking.POSITIONS:
         test_unmasking.test_it_is_what_unmasking_and_weighing_give(compiled_unmasking.chosen(kind), positions, False)
+    test_real.try_everything(compiled_real.Library.loaded(kind))
 for shape in test_weights.SHAPES:
     test_weights.agree(shape, 12, 1)
 test_weights.past_the_cache("")
@@ -79,7 +84,7 @@ def test_no_sanitizer_complains(tmp_path: Path):
         pytest.skip("this compiler has no AddressSanitizer")
     flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-    for name in ("depthwise", "field", "layers", "residues", "unmasking", "weights"):
+    for name in ("depthwise", "field", "layers", "real", "residues", "unmasking", "weights"):
         command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {
@@ -96,6 +101,7 @@ def test_no_sanitizer_complains(tmp_path: Path):
 
     done = run("whole")
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr[-3000:]
-    broken = run("broken")  # one element too few, and it is noticed: the test can fail
-    assert broken.returncode != 0
-    assert "heap-buffer-overflow" in broken.stderr
+    for what in ("broken", "broken real"):  # one element too few, and it is noticed: the test can fail
+        broken = run(what)
+        assert broken.returncode != 0
+        assert "heap-buffer-overflow" in broken.stderr

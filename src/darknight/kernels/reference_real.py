@@ -53,9 +53,10 @@ def encode(
     that are missing in the last group are zeros. Returns the values on their grid, which their own dtype holds exactly,
     and whether all are within the bound; if not, nothing that was made means anything.
     """
-    if not bool((values.abs() <= bound).all()):
+    wide = values.to(torch.float64)
+    if not bool((wide.abs() <= bound).all()):
         return values, False
-    steps = values.to(torch.float64).mul(2.0**exponent).round_()
+    steps = wide.mul(2.0**exponent).round_()
     inputs, groups = len(data[0]), noise.shape[1]
     padding = steps.new_zeros(groups * inputs - len(steps), *steps.shape[1:])
     whole = torch.cat([steps, padding]) if len(padding) else steps
