@@ -81,10 +81,10 @@ def verified_forward(op: BilinearOp, y: Tensor, x: Tensor, w: Tensor, stream: St
     w_shape = tuple(w.shape)
     y_shape = op.output_shape(tuple(x.shape), w_shape)
     _expect(y, y_shape, Pass.FORWARD)
-    rows = op.rows(y.to(torch.float64))
+    rows = op.rows(y)
     u = _directions(stream, BOTH, op.channels(w_shape)[0])
     v = _directions(stream, BOTH, rows.shape[0])
-    found = collapse_rows(op.fold_channels(rows, u, 1), v)
+    found = collapse_rows(_fold_channels(op, rows, u, 1), v)
     weights = op.fold_weight_output(w.to(torch.float64), u).unsqueeze(1)
     op, x = op.trimmed(x, w_shape)
     expected = op.project_forward(_fold_rows(op.rows(x), v), weights, y_shape).squeeze(1)
@@ -98,10 +98,10 @@ def verified_grad_input(
     """gx of x_shape, if it is <w, delta>^T up to errors of `spread` (decoded_spread)."""
     _expect(gx, x_shape, Pass.GRAD_INPUT)
     _expect(delta, op.output_shape(x_shape, tuple(w.shape)), Pass.GRAD_INPUT)
-    rows = op.rows(gx.to(torch.float64))
+    rows = op.rows(gx)
     u = _directions(stream, BOTH, op.channels(tuple(w.shape))[1])
     v = _directions(stream, BOTH, rows.shape[0])
-    found = collapse_rows(op.fold_channels(rows, u, 1), v)
+    found = collapse_rows(_fold_channels(op, rows, u, 1), v)
     weights = op.fold_weight_input(w.to(torch.float64), u).unsqueeze(1)
     expected = op.project_grad_input(_fold_rows(op.rows(delta), v), weights, x_shape).squeeze(1)
     _compare(Pass.GRAD_INPUT, found, expected, spread, gx.numel() + delta.numel())
@@ -119,14 +119,14 @@ def verified_grad_weight(
     u = _directions(stream, ONE if apart else BOTH, outs, op.groups)
     found = op.fold_weight_output(gw.to(torch.float64), u)
     op, x = op.trimmed(x, w_shape)
-    inputs = op.rows(x.to(torch.float64))
-    deltas = op.fold_channels(op.rows(delta.to(torch.float64)), u, op.groups)
+    inputs = op.rows(x)
+    deltas = _fold_channels(op, op.rows(delta), u, op.groups)
     if apart:
-        expected = op.project_grad_weight_inputs(inputs, deltas, w_shape)
+        expected = _meet(op, inputs, deltas, w_shape)
     else:
         v = _directions(stream, BOTH, ins, op.groups)
         found = op.contract_folded(found, v)
-        expected = op.project_grad_weight(op.fold_channels(inputs, v, op.groups), deltas, w_shape)
+        expected = op.project_grad_weight(_fold_channels(op, inputs, v, op.groups), deltas, w_shape)
     _compare(Pass.GRAD_WEIGHT, found, expected, spread, gw.numel() + x.numel())
     return gw
 
@@ -344,8 +344,23 @@ def _directions(stream: Stream, sides: Sides, length: int, groups: int = 1) -> T
     return gaussians.div_(gaussians.norm(dim=2, keepdim=True)).flatten(1)
 
 
+def _fold_channels(op: BilinearOp, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
+    folded = kernels.fold(rows, vectors, groups)
+    return op.fold_channels(rows.to(torch.float64), vectors, groups) if folded is None else folded
+
+
 def _fold_rows(rows: Tensor, v: Tensor) -> Tensor:
-    return (v @ rows.to(torch.float64).flatten(1)).view(v.shape[0], *rows.shape[1:])
+    lines = rows.flatten(1)
+    folded = kernels.fold(lines.unsqueeze(0), v, 1)
+    return (v @ lines.to(torch.float64) if folded is None else folded).view(v.shape[0], *rows.shape[1:])
+
+
+def _meet(op: BilinearOp, inputs: Tensor, deltas: Tensor, w_shape: Shape) -> Tensor:
+    """As op.project_grad_weight_inputs."""
+    met = kernels.meet(inputs, deltas, op.groups) if op.is_pointwise(w_shape) else None
+    if met is None:
+        return op.project_grad_weight_inputs(inputs.to(torch.float64), deltas, w_shape)
+    return met.view(*met.shape, *w_shape[2:])
 
 
 def _expect(tensor: Tensor, shape: Shape, kind: Pass) -> None:

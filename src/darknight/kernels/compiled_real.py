@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import isfinite, prod
 
@@ -21,6 +21,8 @@ from darknight.kernels.compiled import Function
 _MOST_INPUTS = 64
 _EXACT = 2.0**51  # what is rounded to an integer, and sums of fractions, stay below it
 _SMALL = 1 << 31
+_MOST_REPS = 32
+_FEW = 8  # positions: below it, a product of matrices is faster
 _POINTER, _NUMBER, _DOUBLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int32
 _POINTERS, _NUMBERS, _DOUBLES = (ctypes.POINTER(kind) for kind in (_POINTER, _NUMBER, _DOUBLE))
 
@@ -76,6 +78,14 @@ class _Drawing(ctypes.Structure):
     ]
 
 
+class _Folding(ctypes.Structure):
+    _fields_ = [
+        *[(name, _POINTER) for name in ("x", "vectors", "out")],
+        *[(name, _NUMBER) for name in ("outer", "groups", "channels", "inner", "reps")],
+        ("wide", _INT),
+    ]
+
+
 @dataclass(frozen=True)
 class Library:
     """The functions of real.c."""
@@ -85,13 +95,15 @@ class Library:
     compare: Function
     squares: Function
     gaussian: Function
+    fold: Function
+    meet: Function
 
     @classmethod
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
             name: compiled.loaded("real", f"darknight_real_{name}_{kind}1", (_POINTER,))
-            for name in ("encode", "decode", "compare", "squares", "gaussian")
+            for name in (field.name for field in fields(cls))
         }
         there = {name: function for name, function in found.items() if function is not None}
         return cls(**there) if len(there) == len(found) else None
@@ -262,6 +274,54 @@ def sizes(library: Library, values: Tensor) -> tuple[float, float] | None:
     )
     library.squares(ctypes.byref(what))
     return what.largest, float(sums.max()) / (outer * prod(inner))
+
+
+# --- weighed sums -----------------------------------------------------------------------------------------------------
+def fold(library: Library, values: Tensor, vectors: Tensor, groups: int) -> Tensor | None:
+    """(row, group * channel, ...) and float64 (rep, group * channel) -> float64 (row, group * rep, ...).
+
+    Sums over each group's channels, in float64. None if it is not for these.
+    """
+    if not _floats(values) or not _whole(vectors, torch.float64) or values.dim() < 3 or vectors.dim() != 2:
+        return None
+    (outer, channels, *inner), (reps, length) = values.shape, vectors.shape
+    if length != channels or groups < 1 or channels % groups or not 0 < reps <= _MOST_REPS or prod(inner) < _FEW:
+        return None
+    out = torch.empty(outer, groups * reps, *inner, dtype=torch.float64)
+    library.fold(ctypes.byref(_folding(values, vectors, out, groups, reps)))
+    return out
+
+
+def meet(library: Library, values: Tensor, folded: Tensor, groups: int) -> Tensor | None:
+    """(row, group * channel, ...) and float64 (row, group * rep, ...) -> float64 (rep, group * channel).
+
+    Sums over rows and positions of their products, in float64. None if it is not for these.
+    """
+    if not _floats(values) or not _whole(folded, torch.float64) or values.dim() < 3 or folded.dim() < 3:
+        return None
+    (outer, channels, *inner), (rows, repeated, *positions) = values.shape, folded.shape
+    fits = outer == rows and inner == positions and prod(inner) >= _FEW
+    if not fits or groups < 1 or channels % groups or repeated % groups or not repeated:
+        return None
+    reps = repeated // groups
+    out = torch.zeros(groups, reps, channels // groups, dtype=torch.float64)
+    library.meet(ctypes.byref(_folding(values, folded, out, groups, reps)))
+    return out.transpose(0, 1).reshape(reps, channels)
+
+
+def _folding(values: Tensor, other: Tensor, out: Tensor, groups: int, reps: int) -> _Folding:
+    outer, channels, *inner = values.shape
+    return _Folding(
+        x=values.data_ptr(),
+        vectors=other.data_ptr(),
+        out=out.data_ptr(),
+        outer=outer,
+        groups=groups,
+        channels=channels // groups,
+        inner=prod(inner),
+        reps=reps,
+        wide=values.dtype == torch.float64,
+    )
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------

@@ -399,10 +399,101 @@ INLINE void gaussian(drawing *s) {
     }
 }
 
+/* --- weighed sums --------------------------------------------------------------------------------------------------
+ *
+ * Of both sides of Freivalds' check. The last bits depend on the order, and so on the variant. */
+#define MOST_REPS 32
+#define COLUMNS 128
+
+typedef struct {
+    const void *x;         /* (outer, group * channel, inner) */
+    const double *vectors; /* (rep, group * channel) */
+    double *out;           /* (outer, group * rep, inner) */
+    int64_t outer, groups, channels, inner, reps; /* channels: of a group */
+    int32_t wide;
+} folding;
+
+/* Tiles of one to four channels, as doubles. */
+INLINE void widened(double (*restrict tiles)[COLUMNS], const void *x, int64_t place, int64_t stride, int64_t count,
+                    int64_t n, int wide) {
+    for (int64_t c = 0; c < count; c++) {
+        const void *from = at(x, place + c * stride, wide);
+        if (wide) {
+            memcpy(tiles[c], from, (size_t)n * sizeof(double));
+        } else {
+            const float *restrict floats = from;
+            for (int64_t i = 0; i < n; i++) tiles[c][i] = (double)floats[i];
+        }
+    }
+}
+
+INLINE void fold(folding *s) {
+    double sums[MOST_REPS][COLUMNS], tiles[4][COLUMNS];
+    const int64_t every = s->groups * s->channels;
+    for (int64_t outer = 0; outer < s->outer; outer++)
+        for (int64_t group = 0; group < s->groups; group++)
+            for (int64_t start = 0; start < s->inner; start += COLUMNS) {
+                const int64_t some = s->inner - start < COLUMNS ? s->inner - start : COLUMNS;
+                for (int64_t r = 0; r < s->reps; r++) memset(sums[r], 0, (size_t)some * sizeof(double));
+                for (int64_t c = 0; c < s->channels; c += 4) {
+                    const int64_t count = s->channels - c < 4 ? s->channels - c : 4, channel = group * s->channels + c;
+                    widened(tiles, s->x, (outer * every + channel) * s->inner + start, s->inner, count, some, s->wide);
+                    const void *met[4] = {tiles[0], tiles[1], tiles[2], tiles[3]};
+                    for (int64_t r = 0; r < s->reps; r++)
+                        add_doubles(sums[r], s->vectors + r * every + channel, met, count, some);
+                }
+                for (int64_t r = 0; r < s->reps; r++)
+                    memcpy(s->out + ((outer * s->groups + group) * s->reps + r) * s->inner + start, sums[r],
+                           (size_t)some * sizeof(double));
+            }
+}
+
+typedef struct {
+    const void *x;        /* (outer, group * channel, inner) */
+    const double *folded; /* (outer, group * rep, inner) */
+    double *out;          /* (group, rep, channel): zeros at first */
+    int64_t outer, groups, channels, inner, reps;
+    int32_t wide;
+} meeting;
+
+INLINE void meet(meeting *s) {
+    double tile[1][COLUMNS];
+    for (int64_t outer = 0; outer < s->outer; outer++)
+        for (int64_t group = 0; group < s->groups; group++)
+            for (int64_t start = 0; start < s->inner; start += COLUMNS) {
+                const int64_t some = s->inner - start < COLUMNS ? s->inner - start : COLUMNS;
+                for (int64_t c = 0; c < s->channels; c++) {
+                    const int64_t place = ((outer * s->groups + group) * s->channels + c) * s->inner + start;
+                    widened(tile, s->x, place, 0, 1, some, s->wide);
+                    const double *restrict x = tile[0];
+                    double *out = s->out + group * s->reps * s->channels + c;
+                    for (int64_t r = 0; r < s->reps; r += 5) { /* five sums at a time: none waits for the one before */
+                        const double *restrict f =
+                            s->folded + ((outer * s->groups + group) * s->reps + r) * s->inner + start;
+                        const int64_t n = s->inner, count = s->reps - r;
+                        const double *restrict f1 = f + (count > 1) * n, *restrict f2 = f + (count > 2) * 2 * n;
+                        const double *restrict f3 = f + (count > 3) * 3 * n, *restrict f4 = f + (count > 4) * 4 * n;
+                        double a = 0.0, b = 0.0, d = 0.0, e = 0.0, g = 0.0;
+#pragma omp simd reduction(+ : a, b, d, e, g)
+                        for (int64_t i = 0; i < some; i++) {
+                            a += x[i] * f[i];
+                            b += x[i] * f1[i];
+                            d += x[i] * f2[i];
+                            e += x[i] * f3[i];
+                            g += x[i] * f4[i];
+                        }
+                        const double found[5] = {a, b, d, e, g};
+                        for (int64_t k = 0; k < 5 && k < count; k++) out[(r + k) * s->channels] += found[k];
+                    }
+                }
+            }
+}
+
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
 #define EVERY(apply, more)                                                                                            \
     apply(encode, masking, more) apply(decode, unmasking, more) apply(compare, parity, more)                          \
-        apply(squares, measure, more) apply(gaussian, drawing, more)
+        apply(squares, measure, more) apply(gaussian, drawing, more) apply(fold, folding, more)                       \
+        apply(meet, meeting, more)
 #define PLAIN(name, kind, _) static void name##_plain(kind *s) { name(s); }
 #define AVX2(name, kind, _) __attribute__((target("avx2"))) static void name##_avx2(kind *s) { name(s); }
 #define AVX512(name, kind, _)                                                                                         \

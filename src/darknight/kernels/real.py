@@ -64,3 +64,16 @@ def gaussian(words: Tensor, uniforms: Tensor | None, std: float, lower: int, mea
     library = chosen()
     found = None if library is None else compiled_real.gaussian(library, words, uniforms, std, lower, mean, out=out)
     return reference_real.gaussian(words, uniforms, std, lower, mean, out=out) if found is None else found
+
+
+# --- weighed sums: without the library, the op does them --------------------------------------------------------------
+def fold(values: Tensor, vectors: Tensor, groups: int) -> Tensor | None:
+    """As compiled_real.fold."""
+    library = chosen()
+    return None if library is None else compiled_real.fold(library, values, vectors, groups)
+
+
+def meet(values: Tensor, folded: Tensor, groups: int) -> Tensor | None:
+    """As compiled_real.meet."""
+    library = chosen()
+    return None if library is None else compiled_real.meet(library, values, folded, groups)

@@ -219,6 +219,10 @@ class Conv(BilinearOp):
             total += torch.bmm(weights.reshape(self.groups, -1, positions), unfolded.transpose(1, 2))
         return total.transpose(0, 1).reshape(-1, inputs, *w_shape[2:])
 
+    def is_pointwise(self, w_shape: Shape) -> bool:
+        bare = all(amounts == (0, 0) for amounts in self.padding.amounts)
+        return bare and {*w_shape[2:], *self.stride} == {1}
+
     def trimmed(self, x: Tensor, w_shape: Shape) -> tuple[Conv, Tensor]:
         steps = tuple(
             step if taps == 1 and amounts == (0, 0) else 1

@@ -175,6 +175,10 @@ class BilinearOp(ABC):
         found = self.grad_weight(x, delta, (self.groups * reps, inputs // self.groups, *kernel))
         return found.view(self.groups, reps, -1, *kernel).transpose(0, 1).reshape(reps, inputs, *kernel)
 
+    def is_pointwise(self, w_shape: Shape) -> bool:
+        """Whether every position of y is made of the same position of x alone."""
+        return False
+
     def trimmed(self, x: Tensor, w_shape: Shape) -> tuple[BilinearOp, Tensor]:
         """x without positions that no tap meets, and the op that does the same with the rest."""
         return self, x
