@@ -43,6 +43,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -221,11 +222,19 @@ class Reach:
         """For one of the two passes that multiply by w."""
         if kind is Pass.GRAD_WEIGHT:
             raise OpError("a weight gradient meets no weights; use gradient_spread.")
-        fan = op.fan_in if kind is Pass.FORWARD else op.fan_out
         weight = w.detach().to(torch.float64)
         # Elements that padding copies are met several times, and their errors agree.
-        norm = math.sqrt(fan(weight.square(), x_shape) * op.copies(x_shape))
-        return cls(norm, fan(weight, x_shape), fan(torch.ones_like(weight), x_shape))
+        norm = math.sqrt(_fan(op, kind, weight.square(), x_shape) * op.copies(x_shape))
+        return cls(norm, _fan(op, kind, weight, x_shape), _terms(op, kind, tuple(w.shape), x_shape))
+
+
+def _fan(op: BilinearOp, kind: Pass, w: Tensor, x_shape: Shape) -> float:
+    return op.fan_in(w, x_shape) if kind is Pass.FORWARD else op.fan_out(w, x_shape)
+
+
+@lru_cache(1024)
+def _terms(op: BilinearOp, kind: Pass, w_shape: Shape, x_shape: Shape) -> float:
+    return _fan(op, kind, torch.ones(w_shape, dtype=torch.float64), x_shape)
 
 
 def answer_spreads(reach: Reach, sent: Sent) -> dict[int, float]:
