@@ -257,6 +257,29 @@ def test_grad_weight_projected_on_its_outputs_alone_agrees(case: Case, seed: int
     assert torch.equal(op.project_grad_weight_inputs(op.rows(trimmed), deltas, case.w_shape), right)
 
 
+@every_case
+def test_a_pointwise_op_weighs_each_position_alone(case: Case):
+    """Also those that are pointwise without the positions that no tap meets."""
+    x, _, delta = case.integers(bits=9, seed=0)
+    op, x = case.op.trimmed(x, case.w_shape)
+    if not op.is_pointwise(case.w_shape):
+        return
+    groups, taps = op.groups, case.w_shape[2:]
+    pairs = torch.einsum("ngop,ngcp->goc", *(each.unflatten(1, (groups, -1)).flatten(3) for each in (delta, x)))
+    assert torch.equal(op.grad_weight(x, delta, case.w_shape), pairs.flatten(0, 1).view(case.w_shape))
+    assert set(taps) == {1}
+
+
+def test_what_is_pointwise_has_no_taps_steps_or_borders():
+    assert Conv.make((1, 1), groups=2).is_pointwise((4, 3, 1, 1))
+    assert not Conv.make((1, 2)).is_pointwise((4, 3, 1, 2))
+    assert not Conv.make((1, 1), stride=2).is_pointwise((4, 3, 1, 1))
+    borders = Conv.make((1,), stride=2, padding=1)  # three positions become three others
+    assert borders.output_shape((2, 3, 3), (4, 3, 1)) == (2, 4, 3)
+    assert not borders.is_pointwise((4, 3, 1))
+    assert not borders.trimmed(torch.zeros(2, 3, 3), (4, 3, 1))[0].is_pointwise((4, 3, 1))
+
+
 GROUPED = [case for case in CASES if isinstance(case.op, Conv) and case.op.groups > 1]
 
 
