@@ -14,8 +14,8 @@ def library(name: str, *flags: str) -> Extension:
     )
 
 
-# Nobody looks at floating-point exceptions. In field.c, layers.c, depthwise.c and real.c a product is rounded before it is
-# added to, as in torch; in residues.c and unmasking.c all sums are exact.
+# Nobody looks at floating-point exceptions. In field.c, layers.c, depthwise.c and real.c a product is rounded before it
+# is added to, as in torch; in residues.c and unmasking.c all sums are exact.
 setup(
     ext_modules=[
         library("residues", "-fno-math-errno", "-fno-trapping-math"),
