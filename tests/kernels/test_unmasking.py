@@ -16,7 +16,7 @@ from darknight import kernels
 from darknight.kernels import compiled_unmasking, reference, reference_residues
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Form
-from darknight.kernels.compiled_unmasking import Finishing, Weighing
+from darknight.kernels.compiled_unmasking import Weighing
 from kernels.test_field import drawn_matrix, placed, residues
 from kernels.test_residues import MODULI, at_once, entries, usable
 
@@ -74,8 +74,7 @@ def try_one(function: Function, generator: random.Random, positions: int) -> Non
     label = (prime, inputs, noises, examples, lines, channels, positions, reps, how.longest, how.often, dense)
     bias = torch.randn(channels) if generator.random() < 0.5 else None
     limits = generator.choice([None, (0.0, math.inf), (0.0, 6.0), (-1.0, 1.0)])
-    finishing = Finishing(bias, limits)
-    found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how, finishing)
+    found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how, bias, limits)
     assert found is not None, label
     outside, sums = found
     wanted, weighed = expected(form, sources, examples, exponent, how)
@@ -156,7 +155,7 @@ def test_other_operands_never_reach_the_library():
         *operands, weighing = wrong
         assert compiled_unmasking.unmask(never, *operands, 1.0, weighing) is None
     for bias in (torch.zeros(5), torch.zeros(4).double(), torch.zeros(1, 4)):
-        assert compiled_unmasking.unmask(never, form, sources, floats, 1.0, how(), Finishing(bias)) is None
+        assert compiled_unmasking.unmask(never, form, sources, floats, 1.0, how(), bias) is None
 
 
 def test_without_the_library_nothing_is_unmasked_this_way(monkeypatch):

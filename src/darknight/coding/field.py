@@ -16,6 +16,7 @@ from torch import Tensor
 
 from darknight.coding.batches import group_count, joined
 from darknight.coding.code import Code, Mixing, decoder, same_shape
+from darknight.coding.finish import Finish
 from darknight.kernels import Weighing, are_residues, combine, unmask, unmask_weighed
 from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Stream, uniform_below
@@ -102,16 +103,30 @@ def decode_values(
 
 
 def decode_weighed(
-    mixing: Mixing, replies: Mapping[int, Tensor], prime: int, exponent: int, examples: int, weighing: Weighing
+    mixing: Mixing,
+    replies: Mapping[int, Tensor],
+    prime: int,
+    exponent: int,
+    examples: int,
+    weighing: Weighing,
+    finish: Finish | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """The floats alone, and what the check needs of the integers (`kernels.unmask_weighed`), which are not written.
-
-    None where nothing was compiled for it: decode, and weigh then.
+    """The floats alone, finished, and what the check needs of the integers (`kernels.unmask_weighed`), of which none is
+    written. None where nothing was compiled for it: decode, weigh and finish then.
     """
     rows, matrix = decoder(mixing, prime, replies)
     answers = [replies[row] for row in rows]
     floats = torch.empty(examples, *same_shape(answers).shape[1:], dtype=torch.float32)
-    found = unmask_weighed(_integers(matrix), answers, prime, exponent, floats=floats, weighing=weighing)
+    found = unmask_weighed(
+        _integers(matrix),
+        answers,
+        prime,
+        exponent,
+        floats=floats,
+        weighing=weighing,
+        bias=None if finish is None else finish.bias,
+        limits=None if finish is None else finish.limits,
+    )
     if found is None:
         return None
     _refuse_outside(rows, found[0], replies, prime)

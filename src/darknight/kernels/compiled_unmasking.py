@@ -17,6 +17,7 @@ from torch import Tensor
 from darknight.kernels import compiled
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Combination, Form, numbers, plain, pointers
+from darknight.kernels.compiled_layers import Limits
 from darknight.kernels.compiled_residues import array_of
 
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
@@ -60,17 +61,6 @@ class Weighing:
     often: int
 
 
-@dataclass(frozen=True, eq=False)
-class Finishing:
-    """What is done to the floats: `bias` of each channel added, then cut to `limits`. Either may be missing."""
-
-    bias: Tensor | None = None
-    limits: tuple[float, float] | None = None
-
-
-_AS_IT_IS = Finishing()
-
-
 @cache
 def chosen(kind: str = "") -> Function | None:
     """The function, or None. kind: "plain_" for that without vector instructions of this processor."""
@@ -86,13 +76,13 @@ def unmask(
     floats: Tensor,
     scale: float,
     weighing: Weighing,
-    finishing: Finishing = _AS_IT_IS,
+    bias: Tensor | None = None,
+    limits: Limits | None = None,
 ) -> tuple[list[int], Tensor] | None:
     """Sources (group, ...) -> floats (example, ...); (places of sources outside the field, (modulus, rep, position)).
 
-    None if it is not for these.
+    bias: of each channel, added to the floats, which are then cut to `limits`. None if it is not for these.
     """
-    bias = finishing.bias
     if bias is not None and not (plain(bias, torch.float32) and bias.shape == weighing.channels.shape[1:]):
         return None
     structure, (reps, channels) = form.structure(), weighing.channels.shape
@@ -113,7 +103,7 @@ def unmask(
     if not plain(u, torch.float64) or not plain(v, torch.float64):
         return None
     bias = None if bias is None else bias.detach().contiguous()
-    low, high = finishing.limits or (0.0, 0.0)
+    low, high = limits or (0.0, 0.0)
     sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
     outside = (_INT * len(sources))()
     places, strides = pointers(sources), numbers([each.stride(0) for each in sources])
@@ -126,7 +116,7 @@ def unmask(
         None if bias is None else bias.data_ptr(),
         low,
         high,
-        finishing.limits is not None,
+        limits is not None,
         ctypes.addressof(outside),
         examples,
         groups,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from darknight.coding import Finish
 from darknight.errors import RangeError
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import Layer, Saved, SentWeights
@@ -19,7 +20,15 @@ class FieldAlone:
         self._prime = prime
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+        self,
+        layer: Layer,
+        op: BilinearOp,
+        x: Operand,
+        weights: SentWeights,
+        keep: bool,
+        *,
+        further: bool,
+        finish: Finish | None = None,
     ) -> tuple[Product, Saved]:
         y = op.forward(x.integers.to(torch.float64), weights.tensor.to(torch.float64))
         product = Product(self._in_range(y, Pass.FORWARD), x.exponent + weights.exponent)

@@ -36,11 +36,19 @@ _CHANGED = (
 class Products(Protocol):
     """The three passes on integers. Results are verified; RangeError says that one left the field's range.
 
-    further: it did, and this is another attempt.
+    further: it did, and this is another attempt. finish: for the floats, if they are made with the product.
     """
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+        self,
+        layer: Layer,
+        op: BilinearOp,
+        x: Operand,
+        weights: SentWeights,
+        keep: bool,
+        *,
+        further: bool,
+        finish: Finish | None,
     ) -> tuple[Product, Saved]: ...
 
     def backward(
@@ -97,7 +105,8 @@ class FieldCalls:
 
         def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
             operand = Operand(values, exponent, largest)
-            y, saved = self._products.forward(layer, op, operand, weights, keep, further=further)
+            at_once = finish if dtype == torch.float32 else None
+            y, saved = self._products.forward(layer, op, operand, weights, keep, further=further, finish=at_once)
             with phase("checksum"):
                 saved.exponent, saved.largest = exponent, largest
                 saved.checksum = operand.checksum if keep else 0
@@ -105,7 +114,7 @@ class FieldCalls:
                 saved.sizes = None if sizes is None else sizes.times(2.0 ** (exponent - first))
             with phase("decode"):
                 result = y.to(dtype)
-                return result if finish is None else finish.applied(result), saved
+                return result if finish is None or y.finished else finish.applied(result), saved
 
         with phase("scale"):
             first, sizes = input_exponent(self._arithmetic, op, values, largest, weights, self._certain)

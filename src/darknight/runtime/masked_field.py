@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
-from darknight.coding import Code, Field, Mixing, Scheme, draw_code, field, group_count, virtual_batches
+from darknight.coding import Code, Field, Finish, Mixing, Scheme, draw_code, field, group_count, virtual_batches
 from darknight.integrity import (
     Given,
     agree_forward,
@@ -57,7 +57,15 @@ class MaskedField:
         self._trial = Trial(scheme, exchange, randomness, ledger)
 
     def forward(
-        self, layer: Layer, op: BilinearOp, x: Operand, weights: SentWeights, keep: bool, *, further: bool
+        self,
+        layer: Layer,
+        op: BilinearOp,
+        x: Operand,
+        weights: SentWeights,
+        keep: bool,
+        *,
+        further: bool,
+        finish: Finish | None = None,
     ) -> tuple[Product, Saved]:
         # 1. Mask, with fresh coefficients (dense code) and fresh noise.
         code, noise = draw_code(self._scheme, self._randomness.fresh()), self._randomness.fresh()
@@ -72,7 +80,7 @@ class MaskedField:
             exponent, shape = x.exponent + weights.exponent, op.output_shape(x.shape, tuple(weights.tensor.shape))
             apart = partial(self._unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent)
             case = Case(
-                decode=partial(self._weighed, op, code.A, shape, exponent, apart) if self._narrow(x) else apart,
+                decode=partial(self._weighed, op, code.A, shape, exponent, finish, apart) if self._narrow(x) else apart,
                 decode_further=apart,
                 verify=lambda y, _, further: self._verify_forward(op, y, x, weights.tensor, further),
                 given=lambda seat: Given(
@@ -111,7 +119,7 @@ class MaskedField:
 
         exponent = delta.exponent + sent.exponent
         apart = partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent)
-        weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, apart)
+        weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, None, apart)
         together = delta.exponent + x.exponent
 
         def summed(answers: dict[int, Tensor]) -> Product:
@@ -181,16 +189,17 @@ class MaskedField:
         mixing: Mixing,
         shape: tuple[int, ...],
         exponent: int,
+        finish: Finish | None,
         apart: Callable[[dict[int, Tensor]], Product],
         answers: dict[int, Tensor],
     ) -> Product:
         """The result, and its sums for the check, whose vectors are drawn now: the answers are there."""
         vectors, weighing = weighing_for(op, shape, self._prime, self._randomness.fresh())
-        found = field.decode_weighed(mixing, answers, self._prime, exponent, shape[0], weighing)
+        found = field.decode_weighed(mixing, answers, self._prime, exponent, shape[0], weighing, finish)
         if found is None:
             return apart(answers)
         floats, sums = found
-        return Product(None, exponent, floats, weighed_as(op, shape, vectors, sums))
+        return Product(None, exponent, floats, weighed_as(op, shape, vectors, sums), finished=finish is not None)
 
     def _weighed_gradient(
         self,

@@ -82,13 +82,15 @@ class Operand:
 class Product:
     """Integers times 2^-exponent. floats: the same as float32, where they were made with the integers, or instead.
 
-    weighed: what is left of the integers for the check, where there are none.
+    weighed: what is left of the integers for the check, where there are none. finished: the floats have had their bias
+    and activation.
     """
 
     integers: Tensor | None
     exponent: int
     floats: Tensor | None = field(default=None, repr=False)
     weighed: Weighed | None = field(default=None, repr=False)
+    finished: bool = False
 
     def to(self, dtype: torch.dtype) -> Tensor:
         if self.floats is not None and dtype == torch.float32:
