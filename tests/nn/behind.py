@@ -73,12 +73,12 @@ class NormSpy:
 RELU, RELU6 = (0.0, inf), (0.0, 6.0)
 
 
-def gradients(model_of, x, *, kernels=True, scheme=SCHEME, monkeypatch, use=None):
+def gradients(model_of, x, *, kernels=True, scheme=SCHEME, fleet=None, monkeypatch, use=None):
     """The result and the gradients of one step of a protected model; without kernels it is torch's, in many passes."""
     torch.manual_seed(8)
     model = model_of()
     x = x.clone().requires_grad_()
-    with monkeypatch.context() as patch, dk.Runtime(scheme, None) as runtime:
+    with monkeypatch.context() as patch, dk.Runtime(scheme, fleet) as runtime:
         if not kernels:
             patch.setattr(compiled_layers, "chosen", lambda: None)
         dk.protect_(model, runtime, where=everything)

@@ -11,9 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import darknight as dk
+from darknight.coding import Finish
 from darknight.errors import ProtectError
 from darknight.kernels import compiled_layers
 from darknight.nn.behind import Behind
+from fleet.threads import thread_fleet
 from nn.behind import RELU, RELU6, Spy, assert_same, gradients, perceptron, sequence, small_vgg
 from nn.three_ways import SCHEME, everything
 
@@ -52,6 +54,24 @@ def test_a_layer_in_a_sequence_is_finished_with_its_activation(model_of, shape, 
     ours = gradients(model_of, x, monkeypatch=monkeypatch)
     assert spy.finished == limits * 2
     assert_same(ours, gradients(model_of, x, kernels=False, monkeypatch=monkeypatch))
+
+
+@pytest.mark.parametrize(("model_of", "shape", "limits"), SEQUENCES.values(), ids=SEQUENCES)
+def test_what_workers_computed_is_finished_in_the_pass_that_unmasks_it(model_of, shape, limits, monkeypatch):
+    x = torch.randn(shape)
+    alone = gradients(model_of, x, monkeypatch=monkeypatch)
+
+    def applied(finish, y):
+        assert (finish.bias, finish.limits) == (None, None), "in a pass of its own"
+        return y
+
+    with thread_fleet(SCHEME) as fleet:
+        apart = gradients(model_of, x, fleet=fleet, kernels=False, monkeypatch=monkeypatch)
+    monkeypatch.setattr(Finish, "applied", applied)
+    with thread_fleet(SCHEME) as fleet:
+        at_once = gradients(model_of, x, fleet=fleet, monkeypatch=monkeypatch)
+    assert_same(at_once, alone)
+    assert_same(at_once, apart)
 
 
 class Written(nn.Module):
