@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from darknight.kernels import compiled_field, compiled_residues, compiled_unmasking
-from kernels import test_depthwise, test_field, test_layers, test_residues, test_unmasking, test_weights
+from darknight.kernels import compiled_field, compiled_real, compiled_residues, compiled_unmasking
+from kernels import test_depthwise, test_field, test_layers, test_real, test_residues, test_unmasking, test_weights
 from kernels.recording import REPLAY, Recording
+from kernels.test_residues import usable
 
 NAMES = ("combine", "encode", "largest", "quantise", "unchanged", "below", "moments", "checksum")
 NAMES += (
@@ -27,10 +28,17 @@ NAMES += (
     "derive",
     "pool",
     "unpool",
+    "project",
+    "finish",
+    "come_back",
     "unmask",
     "convolve",
     "convolve_back",
 )
+
+
+REAL = ("encode", "decode", "compare", "squares", "gaussian", "fold", "meet")
+VARIANTS = ("avx2_", "plain_")  # whose sums over many numbers have an order of their own
 
 
 def call_everything() -> None:
@@ -53,8 +61,12 @@ def call_everything() -> None:
             test_unmasking.test_it_is_what_unmasking_and_weighing_give(function, positions, False)
     for shape in test_weights.SHAPES:
         test_weights.agree(shape, 12, 1)
+    for kind in VARIANTS if usable("avx2_") else VARIANTS[1:]:
+        test_real.try_everything(compiled_real.Library.loaded(kind))
     for shape in test_layers.SHAPES:
         test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
+        test_layers.test_a_product_is_finished_as_torch_does_it_to_the_bit(shape, 1)
+        test_layers.test_gradients_come_back_as_in_torch_with_their_sums_and_their_magnitude(shape, -1)
     for window, size in test_layers.WINDOWS:
         test_layers.test_maxima_and_their_gradients_are_torchs(window, size)
     for case in test_depthwise.CASES:
@@ -93,6 +105,7 @@ def test_valgrind_finds_nothing_in_the_libraries_and_something_in_a_call_that_re
     symbols = recorded(call_everything, tmp_path / "everything", monkeypatch)
     called = {symbol.removeprefix("darknight_").rpartition("_")[0] for symbol in symbols}
     assert called >= {name + kind for name in NAMES for kind in ("", "_plain")}
+    assert called >= {f"real_{name}_plain" for name in REAL}
     whole = repeated(tmp_path / "everything", valgrind)
     assert whole.returncode == 0, (whole.stdout + whole.stderr)[-3000:]
     assert whole.stdout.startswith("repeated ")
