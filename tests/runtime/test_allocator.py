@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import resource, sys
+import gc, resource, sys
 import torch
 from darknight.runtime import keep_memory
 
@@ -23,16 +23,22 @@ def faults():
 
 
 faults()
-print(faults())
+print(faults(), gc.get_freeze_count())
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's settings")
 def test_large_tensors_use_the_same_memory_again():
-    def run(what: str) -> int:
+    def run(what: str) -> tuple[int, int]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", SCRIPT, what]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        faults, frozen = map(int, done.stdout.split())
+        return faults, frozen
 
-    assert run("kept") < 1000
-    assert run("not kept") > 10_000  # 64 MiB are 16,384 pages, five times
+    faults, frozen = run("kept")
+    assert faults < 1000
+    assert frozen > 10_000  # and Python does not look for garbage in what stays
+    faults, frozen = run("not kept")
+    assert faults > 10_000  # 64 MiB are 16,384 pages, five times
+    assert frozen == 0

@@ -182,20 +182,20 @@ def test_answers_are_taken_together_and_known_by_when_they_came(workers):
 
 def test_what_came_in_time_is_taken_when_the_time_is_over_although_more_were_wanted(workers):
     futures = [worker.asked() for worker in workers]
-    workers[1].say(5)
     with attended(futures) as first_done:
+        workers[1].say(5)
         assert first_done(futures, 0.1, 3) == futures[1:2]
 
 
 def test_what_was_fetched_and_not_taken_is_heard_by_the_thread(workers, monkeypatch):
     """Who is interrupted between the two leaves answers behind that no door shows any more."""
     futures = [worker.asked() for worker in workers]
-    workers[0].say(4)
 
     def interrupted(board, wires, events):
         raise KeyboardInterrupt
 
     with attended(futures) as first_done:
+        workers[0].say(4)  # now: before, the thread could have heard it
         with monkeypatch.context() as patched:
             patched.setattr(Switchboard, "_hear", interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -212,9 +212,10 @@ def test_who_is_interrupted_while_he_fetches_loses_the_link(workers, monkeypatch
 
     monkeypatch.setattr(Bell, "fetch", interrupted)
     future = workers[0].asked()
-    workers[0].say()
-    with attended([future]) as first_done, pytest.raises(KeyboardInterrupt):
-        first_done([future], 10, 1)
+    with attended([future]) as first_done:
+        workers[0].say()
+        with pytest.raises(KeyboardInterrupt):
+            first_done([future], 10, 1)
     assert eventually(lambda: workers[0].bell.fileno() == -1)
 
 

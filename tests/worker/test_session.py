@@ -110,7 +110,7 @@ def test_a_place_in_the_memory_of_another_enclave_is_no_place(enclaves):
 
         def elsewhere(task, expected):
             loan = lend(task, expected)
-            return replace(loan, share=replace(loan.share, segment=max(places)))
+            return replace(loan, share=loan.share._replace(segment=max(places)))
 
         two.link._stream._lending.lend = elsewhere
         with pytest.raises(LinkClosed, match="did not understand"):

@@ -131,7 +131,7 @@ class _Stream:
         self._over = threading.Event()  # and what it said was heard
         self.failure: LinkError | None = None
         self._outbox = Outbox()
-        self._explaining = _Explaining(self._break_off)
+        self._explaining = _Explaining(weakref.WeakMethod(self._break_off))
         self._welcome: Future[Welcome] = Future()
         self._channel: Any = grpc.secure_channel(
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
@@ -388,9 +388,12 @@ class _Stream:
 
 
 class _Explaining:
-    """What sending raises means: for the link, and for whoever sends. Made once: it is entered for every message."""
+    """What sending raises means: for the link, and for whoever sends. Made once: it is entered for every message.
 
-    def __init__(self, break_off: Callable[[LinkError], None]) -> None:
+    It does not keep its stream alive, whose memory ends with it.
+    """
+
+    def __init__(self, break_off: weakref.WeakMethod[Callable[[LinkError], None]]) -> None:
         self._break_off = break_off
 
     def __enter__(self) -> None:
@@ -400,7 +403,9 @@ class _Explaining:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, LinkError):  # of the shared memory, or of what waits to be sent
-            self._break_off(error)
+            break_off = self._break_off()
+            if break_off is not None:
+                break_off(error)
         elif isinstance(error, BadFrame):
             raise OpError(f"this message does not fit the wire: {error}.") from None
 

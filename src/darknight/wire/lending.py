@@ -206,4 +206,6 @@ class Lending:
         """Everything at once, but what is read in place when it is so no more; the worker's connection must be gone
         for good.
         """
+        with self._lock:
+            self._tasks.clear()  # views of answers that will not come: memory is mapped as long as there is one
         self._memory.close()
