@@ -154,6 +154,9 @@ def test_other_operands_never_reach_the_library():
     ):
         *operands, weighing = wrong
         assert compiled_unmasking.unmask(never, *operands, 1.0, weighing) is None
+    far = [torch.zeros(1, 4, 4096, dtype=torch.int32) for _ in range(2)]
+    one = how(positions=4096, rows=torch.zeros(2, 1, dtype=torch.float64))
+    assert compiled_unmasking.unmask(never, form, far, torch.zeros(1, 4, 4096), 1.0, one) is None
     for bias in (torch.zeros(5), torch.zeros(4).double(), torch.zeros(1, 4)):
         assert compiled_unmasking.unmask(never, form, sources, floats, 1.0, how(), bias) is None
 

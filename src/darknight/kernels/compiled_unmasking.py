@@ -22,6 +22,7 @@ from darknight.kernels.compiled_residues import array_of
 
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _MOST_RESULTS, _MOST_ANSWERS, _MOST_REPETITIONS = 8, 16, 2
+_FAR = 4096  # positions of a single result: a tile would touch a page for each of its short runs, which takes longer
 
 
 class _Unmasking(ctypes.Structure):
@@ -89,6 +90,8 @@ def unmask(
     results, examples, groups = len(form.matrix), len(floats), len(sources[0])
     width = channels * weighing.positions
     if structure is None or results > _MOST_RESULTS or len(sources) > _MOST_ANSWERS or reps > _MOST_REPETITIONS:
+        return None
+    if results == 1 and weighing.positions >= _FAR:
         return None
     if not examples or not width or floats[0].numel() % width or groups != -(-examples // results):
         return None
