@@ -16,6 +16,7 @@ from torch import Tensor
 from darknight import kernels
 from darknight.kernels import compiled_field, masking, reference
 from darknight.kernels.compiled_field import Form, Library
+from kernels.guarded import PRELUDE
 
 PRIMES = [2**25 - 39, 2**28 - 57]
 LENGTHS = [0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 255, 1023, 1024, 1025, 2047, 3000]
@@ -329,25 +330,12 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
 
 
 # --- beyond the end ---------------------------------------------------------------------------------------------------
-GUARDED = """
-import ctypes, mmap, sys
+GUARDED = (
+    PRELUDE
+    + """
 from darknight.kernels import compiled_field
 from darknight.kernels.compiled_field import Form, Library, _NUMBER, _POINTER
 
-libc = ctypes.CDLL(None)
-PAGE = mmap.PAGESIZE
-
-
-def at_the_end(nbytes):  # memory whose next byte cannot be touched
-    pages = -(-max(1, nbytes) // PAGE)
-    area = mmap.mmap(-1, (pages + 1) * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    assert libc.mprotect(ctypes.c_void_p(start + pages * PAGE), ctypes.c_size_t(PAGE), 0) == 0
-    kept.append(area)
-    return start + pages * PAGE - nbytes
-
-
-kept = []
 beyond, prime = int(sys.argv[1]), 2**28 - 57
 matrix = ((1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (1, 1, 1, 4), (0, 0, 0, 1), (5, prime // 2, 7, 9))
 for kind in ("", "plain_"):
@@ -379,6 +367,7 @@ for kind in ("", "plain_"):
         library.below(words, examples * n, 7, 4, places, 4)
 print("done")
 """
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")

@@ -21,6 +21,7 @@ from darknight.kernels import real as kernels
 from darknight.kernels.compiled_real import Library
 from darknight.ops import Conv
 from darknight.randomness import Randomness
+from kernels.guarded import PRELUDE
 
 FLOATS = [torch.float32, torch.float64]
 LENGTHS = [1, 2, 3, 7, 8, 9, 31, 64, 65, 255, 511, 512, 513, 1025, 3000]
@@ -455,24 +456,11 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
 
 
 # --- beyond the end ---------------------------------------------------------------------------------------------------
-GUARDED = """
-import ctypes, mmap, sys
+GUARDED = (
+    PRELUDE
+    + """
 from darknight.kernels import compiled_real as real
 
-libc = ctypes.CDLL(None)
-PAGE = mmap.PAGESIZE
-
-
-def at_the_end(nbytes):  # memory whose next byte cannot be touched
-    pages = -(-max(1, nbytes) // PAGE)
-    area = mmap.mmap(-1, (pages + 1) * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    assert libc.mprotect(ctypes.c_void_p(start + pages * PAGE), ctypes.c_size_t(PAGE), 0) == 0
-    kept.append(area)
-    return start + pages * PAGE - nbytes
-
-
-kept = []
 beyond = int(sys.argv[1])
 for kind in ("", "plain_"):
     library = real.Library.loaded(kind)
@@ -504,6 +492,7 @@ for kind in ("", "plain_"):
             pairs=pairs, mean=0, scale=4.0, lower=2)))
 print("done")
 """
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")

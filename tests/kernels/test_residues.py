@@ -18,6 +18,7 @@ from torch import Tensor
 from darknight.errors import UsageError
 from darknight.kernels import compiled, compiled_residues, reference, reference_residues, residues
 from darknight.kernels.compiled_residues import Library
+from kernels.guarded import PRELUDE
 
 MODULI = [(2**28 - 57, 2**28 - 89), (2**25 - 39,), (2**25 - 39, 2**25 - 49), (1_048_573,)]
 
@@ -357,24 +358,11 @@ def test_what_the_library_does_not_know_is_weighed_by_the_reference(library):
     assert compiled_residues.dot(library, Z[0], Z[0].long(), ONE) is None
 
 
-GUARDED = """
-import ctypes, mmap, sys
+GUARDED = (
+    PRELUDE
+    + """
 import torch
 from darknight.kernels import compiled_residues
-
-libc = ctypes.CDLL(None)
-PAGE = mmap.PAGESIZE
-kept = []
-
-
-def at_the_end(nbytes):  # memory whose next byte cannot be touched
-    pages = -(-max(1, nbytes) // PAGE)
-    area = mmap.mmap(-1, (pages + 1) * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    assert libc.mprotect(ctypes.c_void_p(start + pages * PAGE), ctypes.c_size_t(PAGE), 0) == 0
-    kept.append(area)
-    return start + pages * PAGE - nbytes
-
 
 beyond, primes = int(sys.argv[1]), compiled_residues.array_of((2**28 - 57, 2**28 - 89))
 for kind in sys.argv[2:]:
@@ -411,6 +399,7 @@ for kind in sys.argv[2:]:
             library.project(ctypes.byref(what))
 print("done")
 """
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")

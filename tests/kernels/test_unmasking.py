@@ -17,6 +17,7 @@ from darknight.kernels import compiled_unmasking, reference, reference_residues
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Form
 from darknight.kernels.compiled_unmasking import Weighing
+from kernels.guarded import PRELUDE
 from kernels.test_field import drawn_matrix, placed, residues
 from kernels.test_residues import MODULI, at_once, entries, usable
 
@@ -179,26 +180,13 @@ def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
     assert ours == fields
 
 
-GUARDED = """
-import ctypes, mmap, sys
+GUARDED = (
+    PRELUDE
+    + """
 from darknight.kernels import compiled_unmasking as unmasking
 from darknight.kernels.compiled_field import Form
 from darknight.kernels.compiled_residues import array_of
 
-libc = ctypes.CDLL(None)
-PAGE = mmap.PAGESIZE
-
-
-def at_the_end(nbytes):  # memory whose next byte cannot be touched
-    pages = -(-max(1, nbytes) // PAGE)
-    area = mmap.mmap(-1, (pages + 1) * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    assert libc.mprotect(ctypes.c_void_p(start + pages * PAGE), ctypes.c_size_t(PAGE), 0) == 0
-    kept.append(area)
-    return start + pages * PAGE - nbytes
-
-
-kept = []
 beyond, prime = int(sys.argv[1]), 2**28 - 57
 form = Form(((1, 0, 0, -1), (0, 1, 0, -1), (0, 0, 1, -1)), ((0, prime - 1),) * 4, prime, True)
 for kind in sys.argv[2:]:
@@ -219,6 +207,7 @@ for kind in sys.argv[2:]:
         function(ctypes.byref(what))
 print("done")
 """
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")

@@ -13,6 +13,7 @@ import torch
 
 from darknight.kernels import compiled_weights as kernels
 from darknight.kernels import reference
+from kernels.guarded import PRELUDE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -152,25 +153,11 @@ def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
     assert [(name, kinds.get(kind, "pointer")) for name, kind in kernels._Requantisation._fields_] == fields
 
 
-GUARDED = """
-import ctypes, mmap, sys
-
+GUARDED = (
+    PRELUDE
+    + """
 from darknight.kernels import compiled_weights as kernels
 
-libc = ctypes.CDLL(None)
-PAGE = mmap.PAGESIZE
-
-
-def at_the_end(nbytes):  # memory whose next byte cannot be touched
-    pages = -(-nbytes // PAGE)
-    area = mmap.mmap(-1, (pages + 1) * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    assert libc.mprotect(ctypes.c_void_p(start + pages * PAGE), ctypes.c_size_t(PAGE), 0) == 0
-    kept.append(area)
-    return start + pages * PAGE - nbytes
-
-
-kept = []
 for kind in ("", "plain_"):
     for outer, channels, inner in ((1, 1, 1), (3, 5, 9), (129, 1024, 1), (2, 1025, 1), (3, 400_003, 1)):
         n, length = outer * channels * inner, channels * inner
@@ -181,6 +168,7 @@ for kind in ("", "plain_"):
         assert kernels.loaded(kind)(ctypes.byref(what)) == 0.0
 print("done")
 """
+)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")
