@@ -11,7 +11,7 @@ from darknight.bench import machine, program
 
 def test_the_same_every_time_and_without_names():
     assert machine() == machine()
-    assert machine().keys() == {"processor", "cores", "memory_gib", "system"}
+    assert machine().keys() == {"processor", "cores", "memory_gib", "system", "large_pages"}
     words = json.dumps([machine(), program()])
     assert socket.gethostname() not in words
     assert f'"{getpass.getuser()}"' not in words

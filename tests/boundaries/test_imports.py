@@ -12,16 +12,17 @@ EVERYTHING = "everything"
 TABLE: dict[str, set[str] | str] = {
     "errors": set(),
     "types": set(),
+    "memory": set(),
     "kernels": set(),
     "randomness": {"kernels"},
     "coding": {"kernels", "randomness"},
     "ops": set(),
     "accounting": {"coding"},
     "integrity": {"kernels", "coding", "randomness", "ops"},
-    "wire": set(),
-    "worker": {"ops", "wire"},  # never a trusted room
+    "wire": {"memory"},
+    "worker": {"ops", "wire", "memory"},  # never a trusted room
     "fleet": {"wire", "coding.scheme", "coding.Scheme"},  # workers are programs: started by name, never imported
-    "runtime": {"coding", "randomness", "accounting", "integrity", "ops", "fleet"},
+    "runtime": {"coding", "randomness", "accounting", "integrity", "ops", "fleet", "memory"},
     "nn": {"kernels", "runtime", "ops"},
     "models": set(),
     "data": set(),
@@ -102,7 +103,7 @@ def reachable(room: str) -> set[str]:
 
 
 def test_the_table_itself_keeps_the_worker_apart_and_has_no_cycles():
-    assert reachable("worker") == {"ops", "wire"}
+    assert reachable("worker") == {"ops", "wire", "memory"}
     for room, row in TABLE.items():
         if isinstance(row, set):
             assert room not in reachable(room)  # a longer cycle does not end: RecursionError

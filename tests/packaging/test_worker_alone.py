@@ -43,7 +43,7 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_contains_the_workers_rooms_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    top = {"__init__.py", "errors.py", "types.py", "py.typed"}
+    top = {"__init__.py", "errors.py", "memory.py", "types.py", "py.typed"}
     rooms = {str(path.relative_to(PACKAGE)) for room in ROOMS for path in (PACKAGE / room).glob("**/*.py")}
     assert names == {f"darknight/{name}" for name in top | rooms}
     assert wheel.name == f"darknight_worker-{__version__}-py3-none-any.whl"

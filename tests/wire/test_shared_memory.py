@@ -169,6 +169,30 @@ def test_a_killed_enclave_leaves_nothing_and_does_not_take_the_worker_along():
     assert not [name for name in os.listdir("/dev/shm") if "darknight" in name]
 
 
+@pytest.mark.parametrize("kind", [Kind.PRIVATE, Kind.WEIGHTS])
+def test_both_sides_ask_for_large_pages(kind):
+    """Whether they get them is up to the system's administrator."""
+    descriptor, content = segments.create(segments.SEGMENT, kind)
+    theirs = segments.open_segment(descriptor, segments.SEGMENT, kind)
+    os.close(descriptor)
+    for each in (content, theirs):
+        assert "hg" in flags_of(each.data_ptr() + len(each) // 2)
+    assert "hg" not in flags_of(torch.zeros(1).data_ptr())
+
+
+def flags_of(address):
+    """What the kernel notes about the mapping that the address is in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "VmFlags:":
+            return rest
+    raise AssertionError("an address that is not mapped")
+
+
 def test_a_worker_cannot_resize_a_segment_nor_write_weights_also_not_as_root():
     mine, theirs = pair()
     host = Host()

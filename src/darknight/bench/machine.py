@@ -14,6 +14,7 @@ import torch
 
 from darknight import __version__
 from darknight.kernels.compiled import wanted
+from darknight.memory import large_page_settings
 
 _HERE = Path(__file__).parent
 _PATIENCE = 10.0
@@ -26,6 +27,7 @@ def machine() -> dict[str, str | int]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)),
         "system": f"{platform.system()} {platform.machine()}",
+        "large_pages": ", ".join(f"{whose} {when}" for whose, when in large_page_settings().items()),
     }
 
 

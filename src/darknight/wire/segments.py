@@ -21,6 +21,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from darknight.memory import ask_for_large_pages
+
 ALIGNMENT = 64  # of every block, in bytes: a cache line, and a multiple of every dtype's size
 SEGMENT = 32 << 20  # the least size of a segment
 PAGE = mmap.PAGESIZE
@@ -120,9 +122,11 @@ def _map_writable(descriptor: int, size: int) -> Tensor:
     # Through torch and not Python's mmap: that one keeps a descriptor for each mapping, and a process has 1024 of them.
     # torch leaves one open only if the mapping fails, so what can be known to fail is refused before.
     try:
-        return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+        content = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
     except RuntimeError as error:
         raise Unmappable(f"{error} (shared memory needs /proc)") from None
+    ask_for_large_pages(content.data_ptr(), size)
+    return content
 
 
 def _map_readable(descriptor: int, size: int) -> Tensor:
@@ -132,7 +136,9 @@ def _map_readable(descriptor: int, size: int) -> Tensor:
         raise Unmappable(str(error)) from None
     with warnings.catch_warnings():  # torch knows no tensors that cannot be written; nobody writes weights here
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(mapping, dtype=torch.uint8)
+        content = torch.frombuffer(mapping, dtype=torch.uint8)
+    ask_for_large_pages(content.data_ptr(), size)
+    return content
 
 
 class FreeList:

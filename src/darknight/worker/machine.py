@@ -87,6 +87,11 @@ class Ceiling:
         except OSError:  # it is about speed and neatness; no task fails for it
             return
         if near:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """What malloc holds back goes to the system: it is in the way, or nobody will want it again soon."""
+        if self._trim is not None:
             self._trim(0)
 
 

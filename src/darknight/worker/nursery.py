@@ -33,6 +33,7 @@ from typing import NoReturn
 import torch
 
 from darknight.errors import UsageError
+from darknight.memory import keep
 from darknight.wire import Seat
 from darknight.wire.hostile import Plan, require_insecure
 from darknight.wire.identity import WORKER, Identity
@@ -228,6 +229,7 @@ def _serve(order: Order, worker: int) -> None:
     limit = berth.memory_limit or available_memory() * 3 // 4 // len(order.workers)
     engine = LocalEngine(torch.device("cpu"), berth.threads, os.environ.get(VARIABLE, MEASURED))
     wall_off(limit)
+    keep(limit)
     recording: Callable[[Seat], Seat] | None = None
     if berth.record_fd is not None:
         recording = partial(RecordingSeat, sock=socket.socket(fileno=berth.record_fd))

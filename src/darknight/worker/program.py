@@ -18,6 +18,7 @@ import torch
 
 from darknight import __version__
 from darknight.errors import DarKnightError, FleetError, UsageError
+from darknight.memory import keep
 from darknight.wire.identity import CERTIFICATE_FILE, KEY_FILE, WORKER, Identity, lock_alone, read_certificate
 from darknight.worker.budget import size_in_words
 from darknight.worker.engine import Engine, LocalEngine, device_named
@@ -98,6 +99,7 @@ def _work(options: Options, signals: _Signals, device: torch.device, allowed: li
     )
     if device.type == "cpu":  # the drivers of other devices reserve address space as they like
         wall_off(limit)
+        keep(limit)
     station = Station(settings, identity, engine)
     try:
         address = station.start()

@@ -122,7 +122,10 @@ class Sessions:
                 return False
             self._open.remove(session)
             self._changed.notify_all()
-            return True
+            idle = not self._open
+        if idle:
+            self._ceiling.give_back()
+        return True
 
 
 class WorkerSession:
