@@ -113,6 +113,18 @@ def test_its_memory_stays_within_the_limit_whatever_it_is_asked(worker):
     assert worker.memory("VmHWM") - before < 300 * MIB + 128 * MIB
 
 
+def test_memory_is_kept_for_an_enclave_and_given_back_when_the_last_one_has_left(worker):
+    with worker.program.connect(worker.enclave) as one:
+        one.weights(residues(512, 512))
+        one.forward(residues(1 << 11, 512), 512, call=1).result(TIME)  # 4 MiB, and some fifty times that meanwhile
+        one.forward(residues(1, 512), 512, call=2).result(TIME)
+        kept = worker.memory("VmRSS")
+    deadline = time.monotonic() + TIME
+    while kept - worker.memory("VmRSS") < 16 * MIB:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_no_tensor_value_is_in_its_logs(worker):
     tensors = [residues(7, 5, seed=11), residues(3, 5, seed=12), residues(3, 7, seed=13)]
     with worker.program.connect(worker.enclave) as one:
