@@ -8,7 +8,7 @@ def library(name: str, *flags: str) -> Extension:
     return Extension(
         f"darknight.kernels._{name}",
         sources=[f"src/darknight/kernels/{name}.c"],
-        depends=["setup.py", *(f"src/darknight/kernels/{header}.h" for header in ("field", "residues"))],
+        depends=["setup.py", *(f"src/darknight/kernels/{header}.h" for header in ("field", "residues", "wide"))],
         extra_compile_args=["-O3", "-fopenmp-simd", *flags],
         optional=True,
     )

@@ -17,6 +17,7 @@ from darknight import kernels
 from darknight.kernels import compiled_field, masking, reference
 from darknight.kernels.compiled_field import Form, Library
 from kernels.guarded import PRELUDE
+from kernels.test_residues import usable
 
 PRIMES = [2**25 - 39, 2**28 - 57]
 LENGTHS = [0, 1, 2, 3, 7, 8, 9, 31, 63, 64, 65, 255, 1023, 1024, 1025, 2047, 3000]
@@ -30,9 +31,11 @@ def built(kind: str) -> Library:
     return found
 
 
-@pytest.fixture(scope="module", params=["", "plain_"], ids=["best", "plain"])
+@pytest.fixture(scope="module", params=["", "avx2_", "plain_"], ids=["best", "avx2", "plain"])
 def library(request) -> Library:
-    """The library's functions, as this processor runs them best, and as any would."""
+    """The library's functions, as this processor runs them best, as one with AVX2 does, and as any would."""
+    if not usable(request.param):
+        pytest.skip("another processor")
     return built(request.param)
 
 
@@ -162,13 +165,19 @@ def test_what_goes_past_the_cache_is_the_same(library, start):
         assert torch.equal(out, wanted)
         assert each[:start].eq(-7).all()
         assert int(each[-1]) == -7
-    form = Form(tuple(tuple(row) for row in matrix), ((0, prime - 1),) * 4, prime, True)
-    back = [each[start:-1].view(2, length) for each in memory]
-    floats = [torch.empty(2, length) for _ in matrix]
-    assert compiled_field.combine(library, form, expected[:4], back, floats, 0.5)
-    wanted = reference.combine(matrix, expected[:4], prime, out=torch.stack(expected), centred=True)
-    assert torch.equal(torch.stack(back), wanted)
-    assert torch.equal(torch.stack(floats), wanted * 0.5)
+    back, floats = outs, [torch.empty(2, length) for _ in matrix]
+    matrix = [[1, 0, 0, -1], [0, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 4], [0, 0, -1, 0]]
+    for centred in (True, False):
+        form = Form(tuple(tuple(row) for row in matrix), ((0, prime - 1),) * 4, prime, centred)
+        wanted = reference.combine(matrix, expected[:4], prime, out=torch.stack(expected), centred=centred)
+        assert compiled_field.combine(library, form, expected[:4], back)
+        assert torch.equal(torch.stack(back), wanted)
+        assert compiled_field.combine(library, form, expected[:4], back, floats, 0.5)
+        assert torch.equal(torch.stack(back), wanted)
+        assert torch.equal(torch.stack(floats), wanted * 0.5)
+    for each in memory:
+        assert each[:start].eq(-7).all()
+        assert int(each[-1]) == -7
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -285,6 +294,7 @@ X = torch.zeros(2, 5, dtype=torch.int32)
         (Form(((1, 1),), ((-3, 3),) * 2, 2**27 - 2**20, False), [X, X], X),
         (Form(((1, 1),), ((-(2**29), 3),) * 2, PRIMES[1], False), [X, X], X),
         (Form(((1,) * 129,), ((-3, 3),) * 129, PRIMES[1], False), [X] * 129, X),
+        (Form(((1, 1),) * 129, ((-3, 3),) * 2, PRIMES[1], False), [X, X], X),
     ],
 )
 def test_other_combinations_never_reach_the_library(form, sources, out):
@@ -338,8 +348,8 @@ from darknight.kernels.compiled_field import Form, Library, _NUMBER, _POINTER
 
 beyond, prime = int(sys.argv[1]), 2**28 - 57
 matrix = ((1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (1, 1, 1, 4), (0, 0, 0, 1), (5, prime // 2, 7, 9))
-for kind in ("", "plain_"):
-    library = Library.loaded(kind)
+for kind in sys.argv[2:]:
+    library = Library.loaded("" if kind == "chosen" else kind)
     for examples, n in ((1, 1), (4, 7), (5, 1024), (3, 1025), (7, 3001), (3, 200_003)):
         groups = -(-examples // 3)
         form = Form(matrix, ((-1024, 1024),) * 3 + ((0, prime - 1),), prime, False)
@@ -377,7 +387,8 @@ def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
     script.write_text(GUARDED)
 
     def run(beyond: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script), str(beyond)]
+        kinds = [kind or "chosen" for kind in ("", "avx2_", "plain_") if usable(kind)]
+        command = [sys.executable, str(script), str(beyond), *kinds]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     done = run(0)

@@ -19,6 +19,7 @@ from darknight.kernels import compiled
 from darknight.kernels.compiled import Function
 
 MOST_SOURCES = 128
+_MOST_ROWS = 128
 _MOST_KEPT = 8  # inputs of a group that need not be written down
 _MOST_PLACES = 4096  # of words that are drawn again; there are hardly ever more than a few
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
@@ -103,8 +104,9 @@ def _structure(form: Form) -> Combination | None:
     prime, sources = form.prime, len(form.ranges)
     bits = prime.bit_length()
     less = (1 << bits) - prime
+    few = 0 < sources <= MOST_SOURCES and len(form.matrix) <= _MOST_ROWS
     reach = all(-prime <= low <= high <= prime for low, high in form.ranges)
-    if not (20 <= bits <= 28 and less < 256 and reach and 0 < sources <= MOST_SOURCES):
+    if not (20 <= bits <= 28 and less < 256 and reach and few):
         return None
     flat = [_around_zero(value, prime) for row in form.matrix for value in row]
     return Combination(

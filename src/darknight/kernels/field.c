@@ -4,11 +4,12 @@
  * and what is unmasked is converted at once, so that each tensor is read and written once. Rows that are a multiple of
  * 4 KiB apart do not collide, because a loop touches three of them at most.
  *
- * No Python.h: plain loops, which gcc and clang turn into vector instructions, once for any processor and once for
- * AVX2. All results are integers, or one rounding of one, so both give the same bits. Nothing is checked here:
- * compiled_field.py does that.
+ * No Python.h: plain loops, which gcc and clang turn into vector instructions, once for any processor, once for AVX2 and
+ * once for AVX-512, where wide.h has some that go straight to memory. All results are integers, or one rounding of one, so
+ * all give the same bits. Nothing is checked here: compiled_field.py does that.
  */
 #include "field.h"
+#include "wide.h"
 
 #define BLOCK 128 /* numbers whose squares are summed in 32 bits */
 
@@ -20,8 +21,10 @@
  * outside (source), sources are fetched, and it is set for those that are not made of residues. */
 INLINE void combine(const combination *what, const int32_t *const *sources, const int64_t *source_strides,
                     int32_t *const *outs, const int64_t *out_strides, float *const *floats, const int64_t *float_strides,
-                    float scale, int64_t blocks, int64_t n, int32_t *outside) {
+                    float scale, int64_t blocks, int64_t n, int32_t *outside, int wide) {
     const field f = field_of(what);
+    recipe how[MOST_ROWS];
+    for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
     const int past = many(what->rows * blocks * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
     int32_t fetched[MOST_INPUTS + MOST_INPUTS][TILE], made[TILE];
@@ -37,12 +40,14 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
                 here[s] = fetched[s];
             }
             for (int64_t r = 0; r < what->rows; r++) {
-                row(made, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f,
-                    what->centred);
-                put(outs[r] + block * out_strides[r] + start, made, some, past);
-                if (!floats) continue;
+                if (!floats) {
+                    put_row(outs[r] + block * out_strides[r] + start, how + r, here, some, &f, past, wide);
+                    continue;
+                }
+                row(made, how + r, here, 0, some, &f);
+                put_tile(outs[r] + block * out_strides[r] + start, made, some, past, wide);
                 to_float(converted, made, some, scale);
-                put(floats[r] + block * float_strides[r] + start, converted, some, past);
+                put_tile(floats[r] + block * float_strides[r] + start, converted, some, past, wide);
             }
         }
     settled(past);
@@ -51,13 +56,16 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
 /* x (example, n), quantised and kept in q (example, n), if there is a q; then masked with noise (noise row, group, n),
  * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words: of the rounding, (example, n); without them, to nearest. */
 INLINE void encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
-                   float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n) {
+                   float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
+                   int wide) {
     static const int32_t zeros[TILE];
     const field f = field_of(what);
     const int64_t noises = what->sources - inputs;
     const int past = many(what->rows * groups * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
-    int32_t kept[MOST_KEPT][TILE], made[TILE];
+    int32_t kept[MOST_KEPT][TILE];
+    recipe how[MOST_ROWS];
+    for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
     for (int64_t group = 0; group < groups; group++)
         for (int64_t start = 0; start < n; start += TILE) {
             const int64_t some = n - start < TILE ? n - start : TILE;
@@ -74,18 +82,15 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                     stochastic(tile, x + place, words + place, some, scale);
                 else
                     nearest(tile, x + place, some, scale);
-                if (q && k < MOST_KEPT) put(q + place, tile, some, past);
+                if (q && k < MOST_KEPT) put_tile(q + place, tile, some, past, wide);
                 here[k] = tile;
             }
             for (int64_t m = 0; m < noises; m++) {
                 here[inputs + m] = noise + (m * groups + group) * n + start;
                 if (past) ahead(here[inputs + m]);
             }
-            for (int64_t r = 0; r < what->rows; r++) {
-                if (!outs[r]) continue;
-                row(made, what->matrix + r * what->sources, here, what->low, what->high, what->sources, some, &f, 0);
-                put(outs[r] + group * n + start, made, some, past);
-            }
+            for (int64_t r = 0; r < what->rows; r++)
+                if (outs[r]) put_row(outs[r] + group * n + start, how + r, here, some, &f, past, wide);
         }
     settled(past);
 }
@@ -216,7 +221,7 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
     return total;
 }
 
-/* --- once for any processor, once for AVX2 -------------------------------------------------------------------------- */
+/* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
 #define COMBINE                                                                                                       \
     const combination *what, const int32_t *const *sources, const int64_t *source_strides, int32_t *const *outs,      \
         const int64_t *out_strides, float *const *floats, const int64_t *float_strides, float scale, int64_t blocks,  \
@@ -233,12 +238,13 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         int64_t *rows, int64_t *columns
 #define CHECKSUM const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights
 
-#define VARIANT(name, attribute)                                                                                      \
+#define VARIANT(name, wide, attribute)                                                                                \
     attribute static void combine_##name(COMBINE) {                                                                   \
-        combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);  \
+        combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside,   \
+                wide);                                                                                                \
     }                                                                                                                 \
     attribute static void encode_##name(ENCODE) {                                                                     \
-        encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);                                   \
+        encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, wide);                             \
     }                                                                                                                 \
     attribute static int32_t largest_##name(LARGEST) { return largest(x, n); }                                        \
     attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                             \
@@ -249,59 +255,65 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
     }                                                                                                                 \
     attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }
 
-VARIANT(plain, )
+VARIANT(plain, 0, )
 #if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2"))))
+VARIANT(avx2, 0, __attribute__((target("avx2"))))
+VARIANT(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
 #endif
 
-static void (*chosen_combine)(COMBINE) = combine_plain;
-static void (*chosen_encode)(ENCODE) = encode_plain;
-static int32_t (*chosen_largest)(LARGEST) = largest_plain;
-static void (*chosen_quantise)(QUANTISE) = quantise_plain;
-static int32_t (*chosen_unchanged)(UNCHANGED) = unchanged_plain;
-static int64_t (*chosen_below)(BELOW) = below_plain;
-static void (*chosen_moments)(MOMENTS) = moments_plain;
-static uint64_t (*chosen_checksum)(CHECKSUM) = checksum_plain;
+static void (*combine_chosen)(COMBINE) = combine_plain;
+static void (*encode_chosen)(ENCODE) = encode_plain;
+static int32_t (*largest_chosen)(LARGEST) = largest_plain;
+static void (*quantise_chosen)(QUANTISE) = quantise_plain;
+static int32_t (*unchanged_chosen)(UNCHANGED) = unchanged_plain;
+static int64_t (*below_chosen)(BELOW) = below_plain;
+static void (*moments_chosen)(MOMENTS) = moments_plain;
+static uint64_t (*checksum_chosen)(CHECKSUM) = checksum_plain;
+
+#define CHOOSE(name)                                                                                                  \
+    combine_chosen = combine_##name;                                                                                  \
+    encode_chosen = encode_##name;                                                                                    \
+    largest_chosen = largest_##name;                                                                                  \
+    quantise_chosen = quantise_##name;                                                                                \
+    unchanged_chosen = unchanged_##name;                                                                              \
+    below_chosen = below_##name;                                                                                      \
+    moments_chosen = moments_##name;                                                                                  \
+    checksum_chosen = checksum_##name;
 
 __attribute__((constructor)) static void choose(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2")) {
-        chosen_combine = combine_avx2;
-        chosen_encode = encode_avx2;
-        chosen_largest = largest_avx2;
-        chosen_quantise = quantise_avx2;
-        chosen_unchanged = unchanged_avx2;
-        chosen_below = below_avx2;
-        chosen_moments = moments_avx2;
-        chosen_checksum = checksum_avx2;
+        CHOOSE(avx2)
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+        CHOOSE(avx512)
     }
 #endif
 }
 
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
- * second of each pair is without vector instructions of this processor, for tests. */
-void darknight_combine_2(COMBINE) {
-    chosen_combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
-}
-void darknight_combine_plain_2(COMBINE) {
-    combine_plain(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside);
-}
-void darknight_encode_2(ENCODE) {
-    chosen_encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);
-}
-void darknight_encode_plain_2(ENCODE) {
-    encode_plain(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);
-}
-int32_t darknight_largest_1(LARGEST) { return chosen_largest(x, n); }
-int32_t darknight_largest_plain_1(LARGEST) { return largest_plain(x, n); }
-void darknight_quantise_1(QUANTISE) { chosen_quantise(x, words, n, scale, q); }
-void darknight_quantise_plain_1(QUANTISE) { quantise_plain(x, words, n, scale, q); }
-int32_t darknight_unchanged_1(UNCHANGED) { return chosen_unchanged(x, n, scale, q); }
-int32_t darknight_unchanged_plain_1(UNCHANGED) { return unchanged_plain(x, n, scale, q); }
-int64_t darknight_below_1(BELOW) { return chosen_below(words, n, mask, last, places, room); }
-int64_t darknight_below_plain_1(BELOW) { return below_plain(words, n, mask, last, places, room); }
-void darknight_moments_1(MOMENTS) { chosen_moments(x, integers, outer, channels, inner, scale, rows, columns); }
-void darknight_moments_plain_1(MOMENTS) { moments_plain(x, integers, outer, channels, inner, scale, rows, columns); }
-uint64_t darknight_checksum_2(CHECKSUM) { return chosen_checksum(q, x, scale, rows, n, weights); }
-uint64_t darknight_checksum_plain_2(CHECKSUM) { return checksum_plain(q, x, scale, rows, n, weights); }
+ * others are for tests: without vector instructions of this processor, and with those of AVX2. */
+#define NAMED(kind, name)                                                                                             \
+    void darknight_combine_##kind##2(COMBINE) {                                                                       \
+        combine_##name(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n,     \
+                       outside);                                                                                      \
+    }                                                                                                                 \
+    void darknight_encode_##kind##2(ENCODE) {                                                                         \
+        encode_##name(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);                            \
+    }                                                                                                                 \
+    int32_t darknight_largest_##kind##1(LARGEST) { return largest_##name(x, n); }                                     \
+    void darknight_quantise_##kind##1(QUANTISE) { quantise_##name(x, words, n, scale, q); }                           \
+    int32_t darknight_unchanged_##kind##1(UNCHANGED) { return unchanged_##name(x, n, scale, q); }                     \
+    int64_t darknight_below_##kind##1(BELOW) { return below_##name(words, n, mask, last, places, room); }             \
+    void darknight_moments_##kind##1(MOMENTS) {                                                                       \
+        moments_##name(x, integers, outer, channels, inner, scale, rows, columns);                                    \
+    }                                                                                                                 \
+    uint64_t darknight_checksum_##kind##2(CHECKSUM) { return checksum_##name(q, x, scale, rows, n, weights); }
+
+NAMED(, chosen)
+NAMED(plain_, plain)
+#if defined(__x86_64__)
+NAMED(avx2_, avx2)
+#endif

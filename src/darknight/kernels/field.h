@@ -14,6 +14,7 @@
 
 #define TILE 1024
 #define MOST_INPUTS 64
+#define MOST_ROWS 128
 #define MOST_KEPT 8    /* quantised tiles that stay in the first cache */
 #define LARGE (1 << 20) /* numbers */
 #define FOLD 32 /* products below 2^57 between two reductions */
@@ -24,6 +25,18 @@ typedef struct {
     int32_t prime, half, bits, less;
     float inverse;
 } field;
+
+typedef struct {
+    const int32_t *matrix;     /* (row, source) */
+    const int32_t *low, *high; /* (source): what its numbers are between */
+    int64_t rows, sources;
+    int32_t prime, bits, less, centred;
+} combination;
+
+INLINE field field_of(const combination *what) {
+    const field f = {what->prime, what->prime / 2, what->bits, what->less, 1.0f / (float)what->prime};
+    return f;
+}
 
 /* --- one row of a combination ----------------------------------------------------------------------------------- */
 
@@ -84,76 +97,108 @@ INLINE void add_three(int32_t *restrict sum, const int32_t *restrict x, const in
         for (int64_t i = 0; i < n; i++) sum[i] += x[i] + y[i] + z[i];
 }
 
+/* [-prime, 2 prime) -> [0, prime): as unsigned, a negative number is larger than any other. */
+INLINE uint32_t below_prime(uint32_t value, uint32_t prime) {
+    value = value < value + prime ? value : value + prime;
+    return value < value - prime ? value : value - prime;
+}
+
 /* Two terms without an intermediate sum: what a data worker's share and its decoding are. */
 INLINE void add_two(int32_t *restrict out, const int32_t *restrict x, const int32_t *restrict y, int64_t n, int minus,
                     const field *f, int centred) {
-    const int32_t prime = f->prime, half = f->half;
+    const uint32_t prime = (uint32_t)f->prime, half = centred ? (uint32_t)f->half : 0;
     for (int64_t i = 0; i < n; i++) {
-        int32_t value = minus ? x[i] - y[i] : x[i] + y[i];
-        if (centred) {
-            value -= value > half ? prime : 0;
-            value += value < -half ? prime : 0;
-        } else {
-            value += value < 0 ? prime : 0;
-            value -= value >= prime ? prime : 0;
-        }
-        out[i] = value;
+        const uint32_t value = minus ? (uint32_t)x[i] - (uint32_t)y[i] : (uint32_t)x[i] + (uint32_t)y[i];
+        out[i] = (int32_t)(below_prime(value + half, prime) - half);
     }
 }
 
-/* out = sum of c[s] * x[s] modulo the prime, over at most a tile; x[s] is between low[s] and high[s]. */
-INLINE void row(int32_t *restrict out, const int32_t *c, const int32_t *const *x, const int32_t *low,
-                const int32_t *high, int64_t sources, int64_t n, const field *f, int centred) {
+/* How a row is made, which is found out once for all tiles. */
+enum { ZEROS, COPIED, OF_TWO, SHORT, LONG };
+
+typedef struct {
+    const int32_t *c; /* by source */
+    int64_t sources, first, last; /* the first and the last that has a coefficient */
+    int kind, centred;
+} recipe;
+
+INLINE recipe recipe_of(const combination *what, int64_t r) {
+    recipe how = {what->matrix + r * what->sources, what->sources, 0, 0, LONG, what->centred};
+    int64_t least = 0, most = 0, terms = 0;
+    for (int64_t s = 0; s < what->sources; s++) {
+        const int64_t c = how.c[s];
+        if (!c) continue;
+        least += c * (c > 0 ? what->low[s] : what->high[s]);
+        most += c * (c > 0 ? what->high[s] : what->low[s]);
+        how.first = terms++ ? how.first : s;
+        how.last = s;
+    }
+    const int64_t prime = what->prime, room = INT32_MAX - prime, shift = what->centred ? prime / 2 : 0;
+    const int32_t one = how.c[how.first], other = how.c[how.last];
+    if (terms == 0)
+        how.kind = ZEROS;
+    else if (terms == 1 && one == 1 && least + shift >= 0 && most + shift < prime)
+        how.kind = COPIED;
+    else if (terms == 2 && one == 1 && (other == 1 || other == -1) && least + shift >= -prime && most + shift < 2 * prime)
+        how.kind = OF_TWO;
+    else if (least >= -room && most <= room)
+        how.kind = SHORT;
+    return how;
+}
+
+INLINE void short_row(int32_t *restrict out, const recipe *how, const int32_t *const *x, int64_t from, int64_t n,
+                      const field *f) {
     int32_t sum[TILE];
-    uint64_t wide[TILE];
-    int64_t least = 0, most = 0, terms = 0, first = 0, last = 0;
-    for (int64_t s = 0; s < sources; s++)
-        if (c[s]) {
-            least += (int64_t)c[s] * (c[s] > 0 ? low[s] : high[s]);
-            most += (int64_t)c[s] * (c[s] > 0 ? high[s] : low[s]);
-            first = terms++ ? first : s;
-            last = s;
+    int fresh = 1;
+    for (int64_t s = how->first; s <= how->last; s++) {
+        if (!how->c[s]) continue;
+        if (s + 2 <= how->last && how->c[s] == 1 && how->c[s + 1] == 1 && how->c[s + 2] == 1) {
+            add_three(sum, x[s] + from, x[s + 1] + from, x[s + 2] + from, n, fresh); /* a weight gradient is a plain sum */
+            s += 2;
+        } else {
+            add(sum, x[s] + from, n, how->c[s], fresh);
         }
-    const int64_t prime = f->prime, room = INT32_MAX - prime;
-    /* One comparison each way leaves nothing outside. */
-    const int near = centred ? least >= -prime - f->half && most <= prime + f->half : least >= -prime && most < 2 * prime;
-    if (terms == 2 && c[first] == 1 && (c[last] == 1 || c[last] == -1) && near) {
-        add_two(out, x[first], x[last], n, c[last] < 0, f, centred);
-        return;
+        fresh = 0;
     }
-    if (terms == 0) {
-        memset(out, 0, (size_t)n * sizeof *out);
-        return;
-    }
-    if (least >= -room && most <= room) {
-        int fresh = 1;
-        for (int64_t s = 0; s < sources; s++) {
-            if (!c[s]) continue;
-            if (s + 2 < sources && c[s] == 1 && c[s + 1] == 1 && c[s + 2] == 1) {
-                add_three(sum, x[s], x[s + 1], x[s + 2], n, fresh); /* a weight gradient is a plain sum */
-                s += 2;
-            } else {
-                add(sum, x[s], n, c[s], fresh);
-            }
-            fresh = 0;
-        }
-        reduce(out, sum, n, f, centred);
-        return;
-    }
+    reduce(out, sum, n, f, how->centred);
+}
+
+INLINE void long_row(int32_t *restrict out, const recipe *how, const int32_t *const *x, int64_t from, int64_t n,
+                     const field *f) {
     const uint64_t mask = ((uint64_t)1 << f->bits) - 1, less = (uint64_t)f->less;
+    uint64_t wide[TILE];
+    int64_t terms = 0;
     memset(wide, 0, (size_t)n * sizeof *wide);
-    terms = 0;
-    for (int64_t s = 0; s < sources; s++) {
-        if (!c[s]) continue;
+    for (int64_t s = how->first; s <= how->last; s++) {
+        const int32_t c = how->c[s];
+        if (!c) continue;
         if (terms++ == FOLD) {
             for (int64_t i = 0; i < n; i++) wide[i] = folded(wide[i], mask, f->bits, less);
             terms = 1;
         }
-        const uint32_t factor = (uint32_t)(c[s] < 0 ? c[s] + f->prime : c[s]), shift = (uint32_t)f->prime;
-        const int32_t *restrict from = x[s];
-        for (int64_t i = 0; i < n; i++) wide[i] += (uint64_t)factor * (uint32_t)(from[i] + (int32_t)shift);
+        const uint32_t factor = (uint32_t)(c < 0 ? c + f->prime : c), shift = (uint32_t)f->prime;
+        const int32_t *restrict here = x[s] + from;
+        for (int64_t i = 0; i < n; i++) wide[i] += (uint64_t)factor * (uint32_t)(here[i] + (int32_t)shift);
     }
-    reduce_wide(out, wide, n, f, centred);
+    reduce_wide(out, wide, n, f, how->centred);
+}
+
+/* out = sum of c[s] * x[s] modulo the prime, over at most a tile, of numbers from `from` on. */
+INLINE void row(int32_t *restrict out, const recipe *how, const int32_t *const *x, int64_t from, int64_t n,
+                const field *f) {
+    const int32_t *one = x[how->first] + from, *other = x[how->last] + from;
+    if (how->kind == ZEROS)
+        memset(out, 0, (size_t)n * sizeof *out);
+    else if (how->kind == COPIED)
+        memcpy(out, one, (size_t)n * sizeof *out);
+    else if (how->kind == OF_TWO && how->c[how->last] < 0)
+        add_two(out, one, other, n, 1, f, how->centred);
+    else if (how->kind == OF_TWO)
+        add_two(out, one, other, n, 0, f, how->centred);
+    else if (how->kind == SHORT)
+        short_row(out, how, x, from, n, f);
+    else
+        long_row(out, how, x, from, n, f);
 }
 
 /* --- fixed point -------------------------------------------------------------------------------------------------- */
@@ -214,18 +259,6 @@ INLINE void settled(int past) {
     if (past) _mm_sfence(); /* another process reads it next */
 #endif
     (void)past;
-}
-
-typedef struct {
-    const int32_t *matrix;     /* (row, source) */
-    const int32_t *low, *high; /* (source): what its numbers are between */
-    int64_t rows, sources;
-    int32_t prime, bits, less, centred;
-} combination;
-
-INLINE field field_of(const combination *what) {
-    const field f = {what->prime, what->prime / 2, what->bits, what->less, 1.0f / (float)what->prime};
-    return f;
 }
 
 /* Looks at a tile that was copied from memory that somebody else may write to at any moment: what was read is what is

@@ -76,7 +76,7 @@ INLINE void finish_runs(float *restrict y, const unmasking *s, const tile_of *t)
 }
 
 /* Unmasks a tile and writes it as floats; its integers stay in made. */
-INLINE void unmask_tile(const unmasking *s, const field *f, const tile_of *t, int64_t results, int past, bench *b) {
+INLINE void unmask_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results, int past, bench *b) {
     const int64_t n = t->some * t->width, line = s->channels * s->positions;
     const int64_t place = t->line * line + t->channel * s->positions + t->start;
     const int32_t *here[ANSWERS];
@@ -89,7 +89,7 @@ INLINE void unmask_tile(const unmasking *s, const field *f, const tile_of *t, in
     }
     for (int64_t k = 0; k < results; k++) {
         float converted[TILE];
-        row(b->made[k], s->what.matrix + k * s->what.sources, here, s->what.low, s->what.high, s->what.sources, n, f, 1);
+        row(b->made[k], how + k, here, 0, n, f);
         to_float(converted, b->made[k], n, s->scale);
         if (s->bias || s->limited) finish_runs(converted, s, t);
         float *to = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
@@ -129,7 +129,7 @@ INLINE void weigh_tile(const unmasking *s, const tile_of *t, int64_t results, in
 }
 
 /* One line of a group's examples, of some positions: unmasked, and added to the sums over rows. */
-INLINE void unmask_line(const unmasking *s, const field *f, tile_of t, int64_t results, int64_t step, int twice, int past,
+INLINE void unmask_line(const unmasking *s, const field *f, const recipe *how, tile_of t, int64_t results, int64_t step, int twice, int past,
                         int64_t *rows, bench *b) {
     const int single = s->channels <= s->longest;
     int64_t since = 0; /* channels in sums */
@@ -138,7 +138,7 @@ INLINE void unmask_line(const unmasking *s, const field *f, tile_of t, int64_t r
         const int64_t left = s->channels - t.channel, room = s->longest - since;
         t.some = left < step ? left : step;
         t.some = t.some < room ? t.some : room;
-        unmask_tile(s, f, &t, results, past, b);
+        unmask_tile(s, f, how, &t, results, past, b);
         weigh_tile(s, &t, results, twice, since == 0, b);
         since += t.some;
         if (single || (since < s->longest && t.channel + t.some < s->channels)) continue;
@@ -170,6 +170,8 @@ INLINE int64_t part_of(int64_t positions) {
 INLINE void unmask(const unmasking *s, int twice) {
     bench b;
     const field f = field_of(&s->what);
+    recipe how[RESULTS];
+    for (int64_t k = 0; k < s->what.rows; k++) how[k] = recipe_of(&s->what, k);
     const int past = many(s->examples * s->lines * s->channels * s->positions);
     const int64_t part = part_of(s->positions);
     const int64_t most = TILE / part, step = part < s->positions ? TOGETHER : most < TOGETHER ? most : most / 4 * 4;
@@ -181,7 +183,7 @@ INLINE void unmask(const unmasking *s, int twice) {
             const int64_t there = s->examples - group * s->what.rows;
             for (int64_t line = 0; line < s->lines; line++) {
                 const tile_of t = {group, line, 0, 0, start, width};
-                unmask_line(s, &f, t, there < s->what.rows ? there : s->what.rows, step, twice, past, &rows, &b);
+                unmask_line(s, &f, how, t, there < s->what.rows ? there : s->what.rows, step, twice, past, &rows, &b);
             }
         }
         for (int64_t m = 0; m < s->moduli; m++)
