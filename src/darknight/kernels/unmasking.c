@@ -1,12 +1,13 @@
 /* Unmasking and the weighed sums of its check in one pass: what field.c's combine gives as floats, and what residues.c's
  * weigh would make of the integers, which are never written.
  *
- * A tile is a few channels of a few positions, of one group. Its answers are fetched once, each of its results is made in
- * the first cache, converted, written, and added to the sums of its example. Sums are exact, and reduced as often as the
+ * A tile is a few channels of a few positions, of one group. Its answers are read once, each of its results is made in
+ * the first cache or in registers, converted, written, and added to the sums of its example. Sums are exact, and reduced as often as the
  * caller says, so neither order nor vector width changes a bit. Nothing is checked here: compiled_unmasking.py does that.
  */
 #include "field.h"
 #include "residues.h"
+#include "wide.h"
 
 #define RESULTS 8   /* inputs of a group, at most */
 #define ANSWERS 16  /* that decode, at most */
@@ -33,6 +34,7 @@ typedef struct {
 } unmasking;
 
 typedef struct {
+    int64_t alone[ANSWERS]; /* by source: the one result that it is in, less another; or -1 */
     int32_t fetched[ANSWERS][TILE], made[RESULTS][TILE];
     double sums[RESULTS][2][POSITIONS];           /* over channels, since the last reduction */
     double total[RESULTS][MODULI][2][POSITIONS];  /* over channels */
@@ -44,21 +46,24 @@ typedef struct {
     int64_t group, line, channel, some, start, width;
 } tile_of;
 
-INLINE void read_runs(int32_t *restrict to, const int32_t *from, const unmasking *s, const tile_of *t) {
-    if (t->width == s->positions) {
-        memcpy(to, from, (size_t)(t->some * t->width) * sizeof *to);
-        return;
-    }
-    for (int64_t c = 0; c < t->some; c++)
-        memcpy(to + c * t->width, from + c * s->positions, (size_t)t->width * sizeof *to);
-}
-
 /* Fetches what comes next: the same positions of the next channels. Beyond the end it does nothing. */
 INLINE void ahead_of_runs(const int32_t *from, const unmasking *s, const tile_of *t) {
     const int64_t runs = t->width == s->positions ? 1 : t->some, length = t->some * t->width / runs;
     for (int64_t c = 0; c < runs; c++)
         for (int64_t i = 0; i < length; i += 16)
             __builtin_prefetch(from + (t->some + c) * s->positions + i, 0, 2);
+}
+
+/* A tile of an answer, read once. Whether it has numbers that are no residues. */
+INLINE int fetch_runs(int32_t *restrict to, const int32_t *from, const unmasking *s, const tile_of *t, int past, int wide) {
+    const int64_t runs = t->width == s->positions ? 1 : t->some, length = t->some * t->width / runs;
+#if defined(__x86_64__)
+    if (wide) return wide_fetch(to, from, runs, length, s->positions, t->some * s->positions, s->what.prime);
+#endif
+    (void)wide;
+    if (past) ahead_of_runs(from, s, t);
+    for (int64_t c = 0; c < runs; c++) memcpy(to + c * length, from + c * s->positions, (size_t)length * sizeof *to);
+    return looked_at(to, runs * length, s->what.prime);
 }
 
 /* What is done to the results of a layer before anybody sees them: bias and activation, each rounded as if alone. */
@@ -75,28 +80,64 @@ INLINE void finish_runs(float *restrict y, const unmasking *s, const tile_of *t)
     }
 }
 
+/* Its integers to `made`, its floats to `converted`, finished. */
+INLINE void make_runs(int32_t *restrict made, float *restrict converted, const unmasking *s, const recipe *how,
+                      const int32_t *const *here, const field *f, const tile_of *t) {
+    const int64_t n = t->some * t->width;
+    row(made, how, here, 0, n, f);
+    to_float(converted, made, n, s->scale);
+    if (s->bias || s->limited) finish_runs(converted, s, t);
+}
+
+#if defined(__x86_64__)
+/* The same for x - y, straight from where the answer x is, which is read once; floats go to runs that are so far apart.
+ * Whether x has numbers that are no residues: then the integers are zeros. */
+WIDE static int wide_runs(int32_t *made, float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y,
+                          const field *f, const tile_of *t, int past) {
+    finish end = {s->scale, -0.0f, s->limited ? s->low : -INFINITY, s->limited ? s->high : INFINITY};
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t c = 0; c < t->some; c++) {
+        if (s->bias) end.bias = s->bias[t->channel + c];
+        most = wide_unmask(to + c * apart, made + c * t->width, x + c * s->positions, y + c * t->width, t->width, f, &end,
+                           t->some * s->positions, past, most);
+    }
+    if (_mm512_reduce_max_epu32(most) < (uint32_t)s->what.prime) return 0;
+    memset(made, 0, (size_t)(t->some * t->width) * sizeof *made);
+    return 1;
+}
+#endif
+
 /* Unmasks a tile and writes it as floats; its integers stay in made. */
-INLINE void unmask_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results, int past, bench *b) {
+INLINE void unmask_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results, int past,
+                        int wide, bench *b) {
     const int64_t n = t->some * t->width, line = s->channels * s->positions;
     const int64_t place = t->line * line + t->channel * s->positions + t->start;
-    const int32_t *here[ANSWERS];
+    const int32_t *here[ANSWERS], *there[ANSWERS];
+    const int direct = wide && t->width >= 2 * LINE;
+    float converted[TILE];
     for (int64_t i = 0; i < s->what.sources; i++) {
-        const int32_t *from = s->sources[i] + t->group * s->source_strides[i] + place;
-        if (past) ahead_of_runs(from, s, t);
-        read_runs(b->fetched[i], from, s, t);
-        s->outside[i] |= looked_at(b->fetched[i], n, s->what.prime);
+        there[i] = s->sources[i] + t->group * s->source_strides[i] + place;
         here[i] = b->fetched[i];
+        if (direct && b->alone[i] >= 0 && b->alone[i] < results) continue;
+        s->outside[i] |= fetch_runs(b->fetched[i], there[i], s, t, past, wide);
     }
     for (int64_t k = 0; k < results; k++) {
-        float converted[TILE];
-        row(b->made[k], how + k, here, 0, n, f);
-        to_float(converted, b->made[k], n, s->scale);
-        if (s->bias || s->limited) finish_runs(converted, s, t);
         float *to = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
+#if defined(__x86_64__)
+        const int64_t x = how[k].first, y = how[k].last;
+        if (direct && b->alone[x] == k) {
+            const int whole = !past || (s->positions % LINE == 0 && before_a_line(to, 1) == 0);
+            s->outside[x] |= wide_runs(b->made[k], whole ? to : converted, whole ? s->positions : t->width, s, there[x],
+                                       here[y], f, t, whole && past);
+            if (whole) continue;
+        } else
+#endif
+            make_runs(b->made[k], converted, s, how + k, here, f, t);
         if (t->width == s->positions)
-            put(to, converted, n, past);
+            put_tile(to, converted, n, past, wide);
         else
-            for (int64_t c = 0; c < t->some; c++) put(to + c * s->positions, converted + c * t->width, t->width, past);
+            for (int64_t c = 0; c < t->some; c++)
+                put_tile(to + c * s->positions, converted + c * t->width, t->width, past, wide);
     }
 }
 
@@ -129,8 +170,8 @@ INLINE void weigh_tile(const unmasking *s, const tile_of *t, int64_t results, in
 }
 
 /* One line of a group's examples, of some positions: unmasked, and added to the sums over rows. */
-INLINE void unmask_line(const unmasking *s, const field *f, const recipe *how, tile_of t, int64_t results, int64_t step, int twice, int past,
-                        int64_t *rows, bench *b) {
+INLINE void unmask_line(const unmasking *s, const field *f, const recipe *how, tile_of t, int64_t results, int64_t step,
+                        int twice, int past, int wide, int64_t *rows, bench *b) {
     const int single = s->channels <= s->longest;
     int64_t since = 0; /* channels in sums */
     int reduced = 0;
@@ -138,7 +179,7 @@ INLINE void unmask_line(const unmasking *s, const field *f, const recipe *how, t
         const int64_t left = s->channels - t.channel, room = s->longest - since;
         t.some = left < step ? left : step;
         t.some = t.some < room ? t.some : room;
-        unmask_tile(s, f, how, &t, results, past, b);
+        unmask_tile(s, f, how, &t, results, past, wide, b);
         weigh_tile(s, &t, results, twice, since == 0, b);
         since += t.some;
         if (single || (since < s->longest && t.channel + t.some < s->channels)) continue;
@@ -167,11 +208,23 @@ INLINE int64_t part_of(int64_t positions) {
     return parts == 1 ? positions : (width + 15) / 16 * 16;
 }
 
-INLINE void unmask(const unmasking *s, int twice) {
+/* Which result is all that a source is for, less another source: then it need not be fetched. */
+INLINE int64_t alone_in(const unmasking *s, const recipe *how, int64_t source) {
+    int64_t found = -1, uses = 0;
+    for (int64_t k = 0; k < s->what.rows; k++) {
+        if (!how[k].c[source]) continue;
+        uses++;
+        if (how[k].kind == OF_TWO && how[k].first == source && how[k].c[how[k].last] < 0) found = k;
+    }
+    return uses == 1 ? found : -1;
+}
+
+INLINE void unmask(const unmasking *s, int twice, int wide) {
     bench b;
     const field f = field_of(&s->what);
     recipe how[RESULTS];
     for (int64_t k = 0; k < s->what.rows; k++) how[k] = recipe_of(&s->what, k);
+    for (int64_t i = 0; i < s->what.sources; i++) b.alone[i] = alone_in(s, how, i);
     const int past = many(s->examples * s->lines * s->channels * s->positions);
     const int64_t part = part_of(s->positions);
     const int64_t most = TILE / part, step = part < s->positions ? TOGETHER : most < TOGETHER ? most : most / 4 * 4;
@@ -183,7 +236,8 @@ INLINE void unmask(const unmasking *s, int twice) {
             const int64_t there = s->examples - group * s->what.rows;
             for (int64_t line = 0; line < s->lines; line++) {
                 const tile_of t = {group, line, 0, 0, start, width};
-                unmask_line(s, &f, how, t, there < s->what.rows ? there : s->what.rows, step, twice, past, &rows, &b);
+                unmask_line(s, &f, how, t, there < s->what.rows ? there : s->what.rows, step, twice, past, wide,
+                            &rows, &b);
             }
         }
         for (int64_t m = 0; m < s->moduli; m++)
@@ -194,18 +248,18 @@ INLINE void unmask(const unmasking *s, int twice) {
 }
 
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
-#define VARIANT(name, attribute)                                                                                      \
+#define VARIANT(name, wide, attribute)                                                                                \
     attribute static void unmask_##name(const unmasking *s) {                                                         \
         if (s->reps > 1)                                                                                              \
-            unmask(s, 1);                                                                                             \
+            unmask(s, 1, wide);                                                                                       \
         else                                                                                                          \
-            unmask(s, 0);                                                                                             \
+            unmask(s, 0, wide);                                                                                       \
     }
 
-VARIANT(plain, )
+VARIANT(plain, 0, )
 #if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
+VARIANT(avx2, 0, __attribute__((target("avx2,fma"))))
+VARIANT(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
 #endif
 
 static void (*chosen)(const unmasking *) = unmask_plain;

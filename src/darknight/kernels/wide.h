@@ -98,6 +98,73 @@ WIDE static void wide_row(int32_t *to, const recipe *how, const int32_t *const *
     else
         wide_short(to, how, x, from, n, 0, f, past);
 }
+
+/* --- runs: they begin anywhere, and end anywhere ---------------------------------------------------------------------- */
+
+WIDE INLINE __mmask16 first_of(int64_t numbers) { return (__mmask16)(numbers < LINE ? (1u << numbers) - 1 : 0xFFFF); }
+
+/* A line, or the first few of its numbers, of an answer. It is read once: nothing may be taken from there again. What
+ * stands `next` further is fetched meanwhile; beyond the end that does nothing. */
+WIDE INLINE __m512i answered(const int32_t *from, __mmask16 some, int64_t next) {
+    __m512i line = _mm512_maskz_loadu_epi32(some, from);
+    __asm__ volatile("" : "+v"(line));
+    __builtin_prefetch(from + next, 0, 2);
+    return line;
+}
+
+/* As fetch, of runs that are a stride apart; the next ones are so much further. */
+WIDE static int wide_fetch(int32_t *restrict tile, const int32_t *from, int64_t runs, int64_t n, int64_t stride,
+                           int64_t next, int32_t prime) {
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t r = 0; r < runs; r++) {
+        const int32_t *here = from + r * stride;
+        int32_t *to = tile + r * n;
+        int64_t i = 0;
+        for (; i + LINE <= n; i += LINE) {
+            const __m512i line = answered(here + i, 0xFFFF, next);
+            most = _mm512_max_epu32(most, line);
+            _mm512_storeu_si512(to + i, line);
+        }
+        const __m512i rest = answered(here + i, first_of(n - i), next);
+        most = _mm512_max_epu32(most, rest);
+        _mm512_mask_storeu_epi32(to + i, first_of(n - i), rest);
+    }
+    if (_mm512_reduce_max_epu32(most) < (uint32_t)prime) return 0;
+    memset(tile, 0, (size_t)(runs * n) * sizeof *tile);
+    return 1;
+}
+
+/* What becomes of the floats of a run: each is rounded as if nothing else were done. */
+typedef struct {
+    float scale, bias, low, high;
+} finish;
+
+WIDE INLINE __m512 finished(__m512i value, const finish *end) {
+    __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(value), _mm512_set1_ps(end->scale));
+    __asm__("" : "+v"(product)); /* is not fused with the sum that follows */
+    const __m512 sum = _mm512_add_ps(product, _mm512_set1_ps(end->bias));
+    return _mm512_min_ps(_mm512_set1_ps(end->high), _mm512_max_ps(_mm512_set1_ps(end->low), sum));
+}
+
+/* x, an answer, minus y: centred, to `made`; and as floats, finished. Returns the largest of `most` and of x. */
+WIDE INLINE __m512i wide_unmask(float *to, int32_t *made, const int32_t *x, const int32_t *y, int64_t n, const field *f,
+                                const finish *end, int64_t next, int past, __m512i most) {
+    const __m512i prime = _mm512_set1_epi32(f->prime), half = _mm512_set1_epi32(f->half);
+    int64_t i = 0;
+    for (; i + LINE <= n; i += LINE) {
+        const __m512i answer = answered(x + i, 0xFFFF, next);
+        const __m512i value = wide_centred(_mm512_sub_epi32(answer, line_of(y + i)), prime, half);
+        most = _mm512_max_epu32(most, answer);
+        put_line(made + i, value, 0);
+        put_line(to + i, _mm512_castps_si512(finished(value, end)), past);
+    }
+    const __mmask16 some = first_of(n - i);
+    const __m512i answer = answered(x + i, some, next), other = _mm512_maskz_loadu_epi32(some, y + i);
+    const __m512i value = wide_centred(_mm512_sub_epi32(answer, other), prime, half);
+    _mm512_mask_storeu_epi32(made + i, some, value);
+    _mm512_mask_storeu_ps(to + i, some, finished(value, end));
+    return _mm512_max_epu32(most, answer);
+}
 #endif
 
 /* --- what begins anywhere ------------------------------------------------------------------------------------------- */
