@@ -238,27 +238,29 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         int64_t *rows, int64_t *columns
 #define CHECKSUM const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights
 
-#define VARIANT(name, wide, attribute)                                                                                \
+#define MASKING(name, wide, attribute)                                                                                \
     attribute static void combine_##name(COMBINE) {                                                                   \
         combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside,   \
                 wide);                                                                                                \
     }                                                                                                                 \
     attribute static void encode_##name(ENCODE) {                                                                     \
         encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, wide);                             \
-    }                                                                                                                 \
+    }
+#define VARIANT(name, attribute)                                                                                      \
+    MASKING(name, 0, attribute)                                                                                       \
     attribute static int32_t largest_##name(LARGEST) { return largest(x, n); }                                        \
-    attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                             \
+    attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                              \
     attribute static int32_t unchanged_##name(UNCHANGED) { return unchanged(x, n, scale, q); }                        \
-    attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }               \
+    attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }                \
     attribute static void moments_##name(MOMENTS) {                                                                   \
         moments(x, integers, outer, channels, inner, scale, rows, columns);                                           \
     }                                                                                                                 \
     attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }
 
-VARIANT(plain, 0, )
+VARIANT(plain, )
 #if defined(__x86_64__)
-VARIANT(avx2, 0, __attribute__((target("avx2"))))
-VARIANT(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
+VARIANT(avx2, __attribute__((target("avx2"))))
+MASKING(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
 #endif
 
 static void (*combine_chosen)(COMBINE) = combine_plain;
@@ -270,25 +272,23 @@ static int64_t (*below_chosen)(BELOW) = below_plain;
 static void (*moments_chosen)(MOMENTS) = moments_plain;
 static uint64_t (*checksum_chosen)(CHECKSUM) = checksum_plain;
 
-#define CHOOSE(name)                                                                                                  \
-    combine_chosen = combine_##name;                                                                                  \
-    encode_chosen = encode_##name;                                                                                    \
-    largest_chosen = largest_##name;                                                                                  \
-    quantise_chosen = quantise_##name;                                                                                \
-    unchanged_chosen = unchanged_##name;                                                                              \
-    below_chosen = below_##name;                                                                                      \
-    moments_chosen = moments_##name;                                                                                  \
-    checksum_chosen = checksum_##name;
-
 __attribute__((constructor)) static void choose(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2")) {
-        CHOOSE(avx2)
+        combine_chosen = combine_avx2;
+        encode_chosen = encode_avx2;
+        largest_chosen = largest_avx2;
+        quantise_chosen = quantise_avx2;
+        unchanged_chosen = unchanged_avx2;
+        below_chosen = below_avx2;
+        moments_chosen = moments_avx2;
+        checksum_chosen = checksum_avx2;
     }
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
-        CHOOSE(avx512)
+        combine_chosen = combine_avx512; /* the others wait for memory, and gain nothing */
+        encode_chosen = encode_avx512;
     }
 #endif
 }

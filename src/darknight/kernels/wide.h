@@ -113,8 +113,8 @@ WIDE INLINE __m512i answered(const int32_t *from, __mmask16 some, int64_t next) 
 }
 
 /* As fetch, of runs that are a stride apart; the next ones are so much further. */
-WIDE static int wide_fetch(int32_t *restrict tile, const int32_t *from, int64_t runs, int64_t n, int64_t stride,
-                           int64_t next, int32_t prime) {
+WIDE static inline int wide_fetch(int32_t *restrict tile, const int32_t *from, int64_t runs, int64_t n,
+                                  int64_t stride, int64_t next, int32_t prime) {
     __m512i most = _mm512_setzero_si512();
     for (int64_t r = 0; r < runs; r++) {
         const int32_t *here = from + r * stride;
