@@ -15,7 +15,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 
 MOST_SOURCES = 128
@@ -24,6 +24,8 @@ _MOST_KEPT = 8  # inputs of a group that need not be written down
 _MOST_PLACES = 4096  # of words that are drawn again; there are hardly ever more than a few
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN are above
+_TILE = 1024  # numbers at a time, in field.c: where threads divide a run
+_LONG = 1 << 14  # numbers in a row whose checksum is worth a call
 
 Range = tuple[int, int]
 
@@ -153,22 +155,31 @@ def combine(
     if blocks * length == 0:
         return True
     count = len(sources)
-    flags = None if outside is None else (_INT * count)()
-    library.combine(
-        ctypes.byref(structure),
-        pointers(sources),
-        numbers(strides[:count]),
-        pointers(outs),
-        numbers(strides[count : count + len(outs)]),
-        pointers(floats) if floats else None,
-        numbers(strides[count + len(outs) :]) if floats else None,
-        scale,
-        blocks,
-        length,
-        flags,
-    )
-    if outside is not None and flags is not None:
-        outside += [place for place, flag in enumerate(flags) if flag]
+    outs_end = count + len(outs)
+    whole = blocks > length // _TILE  # then threads divide the blocks, else each of these
+
+    def some(first: int, last: int) -> list[int]:
+        at = [(first * stride if whole else first) for stride in strides]
+        flags = None if outside is None else (_INT * count)()
+        library.combine(
+            ctypes.byref(structure),
+            pointers(sources, at[:count]),
+            numbers(strides[:count]),
+            pointers(outs, at[count:outs_end]),
+            numbers(strides[count:outs_end]),
+            pointers(floats, at[outs_end:]) if floats else None,
+            numbers(strides[outs_end:]) if floats else None,
+            scale,
+            last - first if whole else blocks,
+            length if whole else last - first,
+            flags,
+        )
+        return [] if flags is None else [place for place, flag in enumerate(flags) if flag]
+
+    size = blocks * length * len(outs)
+    found = threads.split(some, blocks, size) if whole else threads.split(some, length, size, _TILE)
+    if outside is not None:
+        outside += sorted({place for each in found for place in each})
     return True
 
 
@@ -211,19 +222,28 @@ def encode(
         return False
     if quantised is None and inputs > _MOST_KEPT:
         return False
-    library.encode(
-        ctypes.byref(structure),
-        values.data_ptr(),
-        None if words is None else words.data_ptr(),
-        examples,
-        inputs,
-        scale,
-        None if quantised is None else quantised.data_ptr(),
-        noise.data_ptr(),
-        pointers(outs),
-        groups,
-        values[0].numel(),
-    )
+    features, noises = values[0].numel(), len(noise)
+
+    def some(first: int, last: int) -> None:
+        start, group = 4 * first * inputs * features, 4 * first * features
+        library.encode(
+            ctypes.byref(structure),
+            values.data_ptr() + start,
+            None if words is None else words.data_ptr() + start,
+            min(examples, last * inputs) - first * inputs,
+            inputs,
+            scale,
+            None if quantised is None else quantised.data_ptr() + start,
+            noise.data_ptr() + group,
+            pointers(outs, [first * features] * len(outs)),
+            last - first,
+            features,
+        )
+
+    if noises == 1:
+        threads.split(some, groups, groups * features * len(outs))
+    else:  # the noise of some groups does not lie in one piece
+        some(0, groups)
     return True
 
 
@@ -241,8 +261,12 @@ def _runs(tensors: Sequence[Tensor]) -> tuple[int, int, list[int]] | None:
     return first.shape[0], first[0].numel(), [tensor.stride(0) for tensor in tensors]
 
 
-def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_POINTER * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+def pointers(tensors: Sequence[Tensor | None], starts: Sequence[int] | None = None) -> ctypes.Array[ctypes.c_void_p]:
+    """Where each begins; or where its numbers do from `starts` on, of four bytes each."""
+    places = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    if starts is not None:
+        places = [threads.moved(place, 4 * start) for place, start in zip(places, starts, strict=True)]
+    return (_POINTER * len(tensors))(*places)
 
 
 def numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -269,7 +293,12 @@ def largest(library: Library, values: Tensor) -> float | None:
     """max |value|, infinite if one is NaN. None if it is not for these."""
     if not dense(values):
         return None
-    bits: int = library.largest(values.data_ptr(), values.numel())
+
+    def some(first: int, last: int) -> int:
+        bits: int = library.largest(values.data_ptr() + 4 * first, last - first)
+        return bits
+
+    bits = max(threads.split(some, values.numel(), values.numel(), _TILE))
     return float("inf") if bits >= _INFINITE else _of_bits(bits)
 
 
@@ -287,8 +316,12 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
     quantised = torch.empty_like(values, dtype=torch.int32)  # the same strides
     if quantised.stride() != values.stride():
         return None
-    words_place = None if words is None else words.data_ptr()
-    library.quantise(values.data_ptr(), words_place, values.numel(), scale, quantised.data_ptr())
+
+    def some(first: int, last: int) -> None:
+        drawn = None if words is None else words.data_ptr() + 4 * first
+        library.quantise(values.data_ptr() + 4 * first, drawn, last - first, scale, quantised.data_ptr() + 4 * first)
+
+    threads.split(some, values.numel(), values.numel(), _TILE)
     return quantised
 
 
@@ -297,19 +330,32 @@ def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor)
     same_form = values.shape == quantised.shape and values.stride() == quantised.stride()
     if not same_form or not dense(values) or not plain(quantised, torch.int32) or not isfinite(scale):
         return None
-    bits: int = library.unchanged(values.data_ptr(), values.numel(), scale, quantised.data_ptr())
-    return float("inf") if bits < 0 or bits >= _INFINITE else _of_bits(bits)
+
+    def some(first: int, last: int) -> int:
+        at = 4 * first
+        bits: int = library.unchanged(values.data_ptr() + at, last - first, scale, quantised.data_ptr() + at)
+        return bits
+
+    found = threads.split(some, values.numel(), values.numel(), _TILE)
+    return float("inf") if min(found) < 0 or max(found) >= _INFINITE else _of_bits(max(found))
 
 
 def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | None:
     """Cuts int32 words to `mask` in place; the places of those above `last`. None if it is not for these."""
     if not plain(words, torch.int32) or not words.is_contiguous() or not 0 <= last <= mask < 1 << 31:
         return None
-    places = (_NUMBER * _MOST_PLACES)()
-    count: int = library.below(words.data_ptr(), words.numel(), mask, last, places, _MOST_PLACES)
-    if count > _MOST_PLACES:
-        return (words.view(-1) > last).nonzero().squeeze(1)
-    return torch.tensor(places[:count], dtype=torch.int64)
+
+    def some(start: int, end: int) -> list[int] | None:
+        places = (_NUMBER * _MOST_PLACES)()
+        count: int = library.below(words.data_ptr() + 4 * start, end - start, mask, last, places, _MOST_PLACES)
+        return None if count > _MOST_PLACES else [start + place for place in places[:count]]
+
+    found: list[int] = []
+    for each in threads.split(some, words.numel(), words.numel(), _TILE):
+        if each is None:
+            return (words.view(-1) > last).nonzero().squeeze(1)
+        found += each
+    return torch.tensor(found, dtype=torch.int64)
 
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------
@@ -319,19 +365,25 @@ def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Ten
     if not (floats or integers) or values.dim() != 3 or not values.is_contiguous() or not isfinite(scale):
         return None
     outer, channels, inner = values.shape
-    rows, columns = torch.zeros(outer, 2, dtype=torch.int64), torch.zeros(channels, 2, dtype=torch.int64)
-    place = values.data_ptr()
-    library.moments(
-        place if floats else None,
-        place if integers else None,
-        outer,
-        channels,
-        inner,
-        scale,
-        rows.data_ptr(),
-        columns.data_ptr(),
-    )
-    return rows, columns
+    rows = torch.zeros(outer, 2, dtype=torch.int64)
+
+    def some(first: int, last: int) -> Tensor:
+        columns = torch.zeros(channels, 2, dtype=torch.int64)
+        place = values.data_ptr() + 4 * first * channels * inner
+        library.moments(
+            place if floats else None,
+            place if integers else None,
+            last - first,
+            channels,
+            inner,
+            scale,
+            rows.data_ptr() + 16 * first,
+            columns.data_ptr(),
+        )
+        return columns
+
+    first, *others = threads.split(some, outer, values.numel())
+    return rows, sum(others, first)
 
 
 def checksum(library: Library, values: Tensor, exponent: int | None, weights: Tensor) -> int | None:
@@ -339,9 +391,19 @@ def checksum(library: Library, values: Tensor, exponent: int | None, weights: Te
     dtype = torch.int32 if exponent is None else torch.float32
     if not plain(values, dtype) or not values.is_contiguous() or not values.numel():
         return None
-    place, scale = values.data_ptr(), 2.0 ** (exponent or 0)
+    scale, rows, length = 2.0 ** (exponent or 0), len(values), values[0].numel()
     if not isfinite(scale):
         return None
-    integers, floats = (place, None) if exponent is None else (None, place)
-    found: int = library.checksum(integers, floats, scale, len(values), values[0].numel(), weights.data_ptr())
-    return found
+
+    def of(first: int, count: int) -> int:
+        place = values.data_ptr() + 4 * first * length
+        integers, floats = (place, None) if exponent is None else (None, place)
+        found: int = library.checksum(integers, floats, scale, count, length, weights.data_ptr())
+        return found
+
+    def some(first: int, last: int) -> int:
+        if (first, last) == (0, rows):
+            return of(0, rows)
+        return sum((2 * row + 1) * of(row, 1) for row in range(first, last))  # its sum, times what its place says
+
+    return sum(threads.split(some, rows, values.numel() if length >= _LONG else 0)) % (1 << 64)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 _EXPONENTS = 90  # beyond, a scale could leave float32
 _WIDEST, _TALLEST = 1024, 8  # positions side by side, and taps along the other axis, that are projected
+_SEVERAL, _LANES = 8, 16  # threads divide so many outer ones; else positions, at multiples of a vector
+_FEWER = 8  # so many times smaller are results that are put together from parts
 
 
 def _structure(name: str, fields: str) -> type[ctypes.Structure]:
@@ -98,30 +101,53 @@ def weigh(
         values = values.contiguous()
     vectors, rows = vectors.contiguous(), None if rows is None else rows.contiguous()
     shape = (moduli, outer, groups, reps, columns) if rows is None else (moduli, reps, columns)
-    out = torch.empty(shape, dtype=torch.int32)
-    if out.numel():
-        what = _Weighing(
-            values.data_ptr() if exponent is None else None,
-            values.data_ptr() if exponent is not None else None,
-            2.0 ** (exponent or 0),
-            outer,
-            values.stride(0),
-            groups,
-            length // groups,
-            values.stride(1),
-            columns,
-            vectors.data_ptr(),
-            reps,
-            max(1, period),
-            longest,
-            array_of(primes),
-            moduli,
-            None if rows is None else rows.data_ptr(),
-            often,
-            out.data_ptr(),
-        )
-        library.weigh(ctypes.byref(what))
-    return out
+    if not prod(shape):
+        return torch.empty(shape, dtype=torch.int32)
+    period = max(1, period)
+    what = _Weighing(
+        values.data_ptr() if exponent is None else None,
+        values.data_ptr() if exponent is not None else None,
+        2.0 ** (exponent or 0),
+        outer,
+        values.stride(0),
+        groups,
+        length // groups,
+        values.stride(1),
+        columns,
+        vectors.data_ptr(),
+        reps,
+        period,
+        longest,
+        array_of(primes),
+        moduli,
+        None if rows is None else rows.data_ptr(),
+        often,
+    )
+
+    def done(some: ctypes.Structure, shape: tuple[int, ...]) -> Tensor:
+        out = torch.empty(shape, dtype=torch.int32)
+        some.out = out.data_ptr()
+        library.weigh(ctypes.byref(some))
+        return out
+
+    def some_columns(first: int, last: int) -> Tensor:
+        x, floats = (threads.moved(place, 4 * first) for place in (what.x, what.values))
+        some = threads.part(what, last - first == columns, x=x, values=floats, columns=last - first)
+        return done(some, (*shape[:-1], last - first))
+
+    def some_outer(first: int, last: int) -> Tensor:
+        x, floats = (threads.moved(place, 4 * first * what.outer_stride) for place in (what.x, what.values))
+        some = threads.part(what, last - first == outer, x=x, values=floats, outer=last - first, period=last - first)
+        return done(some, (moduli, last - first, groups, reps, columns))
+
+    size = values.numel() if prod(shape) * _FEWER <= values.numel() else 0
+    if rows is None and period == outer and (outer >= _SEVERAL or columns <= _LANES):
+        return _joined(threads.split(some_outer, outer, size), 1)
+    return _joined(threads.split(some_columns, columns, size, _LANES), -1)
+
+
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 def fold(library: Library, values: Tensor, matrix: Tensor, primes: tuple[int, ...], often: int) -> Tensor | None:
@@ -210,7 +236,6 @@ def project(
         return None
     vectors, down, across = vectors.contiguous(), down.contiguous(), across.contiguous()
     reps, tall, wide = len(vectors), down.shape[1], across.shape[1]
-    out = torch.empty(len(primes), reps, channels, tall, wide, dtype=torch.int32)
     what = _Projecting(
         values.data_ptr() if exponent is None else None,
         values.data_ptr() if exponent is not None else None,
@@ -230,10 +255,17 @@ def project(
         often,
         array_of(primes),
         len(primes),
-        out.data_ptr(),
     )
-    library.project(ctypes.byref(what))
-    return out
+
+    def some(first: int, last: int) -> Tensor:
+        out = torch.empty(len(primes), reps, last - first, tall, wide, dtype=torch.int32)
+        x, floats = (threads.moved(place, 4 * first * height * width) for place in (what.x, what.values))
+        mine = threads.part(what, last - first == channels, x=x, values=floats, channels=last - first)
+        mine.out = out.data_ptr()
+        library.project(ctypes.byref(mine))
+        return out
+
+    return _joined(threads.split(some, channels, values.numel()), 2)
 
 
 def _suit(dtype: torch.dtype, *tensors: Tensor) -> bool:

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Combination, Form, numbers, plain, pointers
 from darknight.kernels.compiled_layers import Limits
@@ -107,20 +107,19 @@ def unmask(
         return None
     bias = None if bias is None else bias.detach().contiguous()
     low, high = limits or (0.0, 0.0)
-    sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
-    outside = (_INT * len(sources))()
-    places, strides = pointers(sources), numbers([each.stride(0) for each in sources])
+    strides = [each.stride(0) for each in sources]
+    steps = numbers(strides)
     what = _Unmasking(
         structure,
-        ctypes.addressof(places),
-        ctypes.addressof(strides),
+        None,
+        ctypes.addressof(steps),
         floats.data_ptr(),
         scale,
         None if bias is None else bias.data_ptr(),
         low,
         high,
         limits is not None,
-        ctypes.addressof(outside),
+        None,
         examples,
         groups,
         lines,
@@ -133,7 +132,36 @@ def unmask(
         weighing.often,
         array_of(weighing.primes),
         len(weighing.primes),
-        sums.data_ptr(),
     )
-    function(ctypes.byref(what))
-    return [place for place, flag in enumerate(outside) if flag], sums
+
+    def some(first: int, last: int) -> tuple[list[int], Tensor]:
+        before, behind = first * results, min(examples, last * results)
+        rows = v if behind - before == examples else v[:, before * lines : behind * lines].contiguous()
+        sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
+        places, outside = pointers(sources, [first * stride for stride in strides]), (_INT * len(sources))()
+        mine = threads.part(
+            what,
+            last - first == groups,
+            sources=ctypes.addressof(places),
+            floats=floats.data_ptr() + 4 * before * lines * width,
+            outside=ctypes.addressof(outside),
+            examples=behind - before,
+            groups=last - first,
+            v=rows.data_ptr(),
+            out=sums.data_ptr(),
+        )
+        function(ctypes.byref(mine))
+        return [place for place, flag in enumerate(outside) if flag], sums
+
+    found = threads.split(some, groups, floats.numel())
+    if len(found) == 1:
+        return found[0]
+    outside = sorted({place for places, _ in found for place in places})
+    return outside, _added([sums for _, sums in found], weighing.primes)
+
+
+def _added(parts: Sequence[Tensor], primes: Sequence[int]) -> Tensor:
+    """Residues next to zero, (modulus, rep, position), of the sums of these."""
+    moduli = torch.tensor(primes).view(-1, 1, 1)
+    half, total = moduli // 2, sum(parts[1:], parts[0].to(torch.int64))
+    return ((total + half).remainder(moduli) - half).to(torch.int32)
