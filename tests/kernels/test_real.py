@@ -474,22 +474,24 @@ for kind in ("", "plain_"):
                 x=x + beyond, grid=grid, data=real._doubles([[1, 0, 2], [0.5, 1, 1]]), noise=noise,
                 carriers=(real._NUMBER * 2)(1, 3), fractions=fractions, outs=outs, examples=examples, inputs=3,
                 noises=1, rows=2, groups=groups, n=n, divisor=3, scale=2.0, step=0.5, bound=1.0,
-                wide=wide, wide_outs=wide)))
+                wide=wide, wide_outs=wide, last=n)))
             library.decode(ctypes.byref(real._Unmasking(
                 sources=outs, matrix=real._doubles([[1, 2], [0, 1], [3, 0]]), out=x, count=2, rows=3, n=n,
-                groups=groups, examples=examples, wide=wide, wide_out=wide)))
+                groups=groups, examples=examples, wide=wide, wide_out=wide, last=n)))
             library.compare(ctypes.byref(real._Parity(
                 sources=outs, weights=real._doubles([[1, 2]]), count=2, n=groups * n, tolerance=1e9, wide=wide)))
             library.squares(ctypes.byref(real._Measure(
-                x=x, sums=at_the_end(8), outer=examples, channels=1, inner=n, wide=wide)))
+                x=x, sums=at_the_end(8), outer=examples, channels=1, inner=n, wide=wide, last=1)))
             vectors, folded, met = at_the_end(8 * 7), at_the_end(8 * examples * 7 * n), at_the_end(8 * 7)
-            for function, other, out in ((library.fold, vectors, folded), (library.meet, folded, met)):
+            calls = (library.fold, vectors, folded, examples), (library.meet, folded, met, 1)
+            for function, other, out, last in calls:
                 function(ctypes.byref(real._Folding(
-                    x=x, vectors=other, out=out, outer=examples, groups=1, channels=1, inner=n, reps=7, wide=wide)))
+                    x=x, vectors=other, out=out, outer=examples, groups=1, channels=1, inner=n, reps=7, wide=wide,
+                    last=last)))
         count, pairs = n, (n + 1) // 2
         library.gaussian(ctypes.byref(real._Drawing(
             words=at_the_end(16 * pairs), uniforms=at_the_end(8 * count), out=at_the_end(8 * count), count=count,
-            pairs=pairs, mean=0, scale=4.0, lower=2)))
+            pairs=pairs, mean=0, scale=4.0, lower=2, last=pairs)))
 print("done")
 """
 )

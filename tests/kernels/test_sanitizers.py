@@ -40,7 +40,8 @@ if sys.argv[2] == "broken":
     library.quantise(enough.data_ptr(), None, 1000, 1.0, short.data_ptr())
 if sys.argv[2] == "broken real":
     real, few = compiled_real.Library.loaded(), torch.zeros(1, 999)
-    what = compiled_real._Measure(x=few.data_ptr(), sums=few.data_ptr(), outer=1, channels=1, inner=1000, wide=0)
+    sizes = {"outer": 1, "channels": 1, "inner": 1000, "wide": 0, "last": 1}
+    what = compiled_real._Measure(x=few.data_ptr(), sums=few.data_ptr(), **sizes)
     real.squares(ctypes.byref(what))
 for kind in ("", "plain_"):
     library = Library.loaded(kind)

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_layers import Window, address, suits, vector
 
@@ -101,10 +101,15 @@ def convolve(library: Library, x: Tensor, weight: Tensor, bias: Tensor | None, w
     if not can_convolve(x, weight, bias, window):
         return None
     y = torch.empty(*x.shape[:2], *window.outputs(x.shape[2], x.shape[3]))
-    what, kept = _convolution(x, weight, window)
-    what.y, what.bias = y.data_ptr(), address(bias)
-    library.convolve(ctypes.byref(what))
-    del kept
+    taps = window.kernel[0] * window.kernel[1]
+
+    def some(first: int, last: int) -> None:
+        what, kept = _convolution(x[first:last], weight, window)
+        what.y, what.bias = y[first:last].data_ptr(), address(bias)
+        library.convolve(ctypes.byref(what))
+        del kept
+
+    threads.split(some, len(x), taps * y.numel())
     return y
 
 
@@ -137,13 +142,26 @@ def _derive(
     gw: Tensor | None,
     gb: Tensor | None,
 ) -> None:
-    what, kept = _convolution(x, weight, window)
-    held = torch.zeros(what.together * what.room + _ROOM_AROUND)
-    sums = torch.zeros(x.shape[1] * (window.kernel[0] * window.kernel[1] + 1) * _LANES, dtype=torch.float64)
-    what.grad, what.grad_x, what.grad_weight, what.grad_bias = grad.data_ptr(), address(gx), address(gw), address(gb)
-    what.held, what.sums = held.data_ptr(), sums.data_ptr()
-    library.convolve_back(ctypes.byref(what))
-    del kept, held, sums
+    examples, channels = x.shape[:2]
+    taps = window.kernel[0] * window.kernel[1]
+
+    def some(first: int, last: int) -> None:
+        """Some channels, whose sums go on from one example to the next, in the same order as in a single call."""
+        what, kept = _convolution(x, weight[first:last], window)
+        held = torch.zeros(what.together * what.room + _ROOM_AROUND)
+        sums = torch.zeros((last - first) * (taps + 1) * _LANES, dtype=torch.float64)
+        what.held, what.sums = held.data_ptr(), sums.data_ptr()
+        what.grad_weight, what.grad_bias = (None if each is None else each[first:last].data_ptr() for each in (gw, gb))
+        what.channels = last - first
+        if last - first < channels:
+            what.planes = last - first
+        for example in range(examples if last - first < channels else 1):
+            what.x, what.grad = x[example, first:].data_ptr(), grad[example, first:].data_ptr()
+            what.grad_x = None if gx is None else gx[example, first:].data_ptr()
+            library.convolve_back(ctypes.byref(what))
+        del kept, held, sums
+
+    threads.split(some, channels, taps * grad.numel())
 
 
 def _convolution(x: Tensor, weight: Tensor, window: Window) -> tuple[_Convolution, Tensor]:

@@ -16,7 +16,7 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -32,7 +32,7 @@ class _Normalisation(ctypes.Structure):
         *[(name, ctypes.c_double) for name in ("momentum", "epsilon")],
         *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
         *[(name, ctypes.c_float) for name in ("low", "high")],
-        ("limited", _NUMBER),
+        *[(name, _NUMBER) for name in ("limited", "first", "last")],
     ]
 
 
@@ -44,6 +44,7 @@ class _Derivation(ctypes.Structure):
         *[(name, ctypes.c_float) for name in ("low", "high")],
         ("limited", _NUMBER),
         *[(name, _POINTER) for name in ("weight", "bias", "largest")],
+        *[(name, _NUMBER) for name in ("first", "last")],
     ]
 
 
@@ -72,6 +73,7 @@ class _Returning(ctypes.Structure):
         *[(name, _NUMBER) for name in ("examples", "channels", "inner")],
         *[(name, ctypes.c_float) for name in ("low", "high")],
         *[(name, _POINTER) for name in ("sums", "largest")],
+        *[(name, _NUMBER) for name in ("first", "last")],
     ]
 
 
@@ -103,7 +105,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
-            name: compiled.loaded("layers", f"darknight_{name}_{kind}2", (_POINTER,))
+            name: compiled.loaded("layers", f"darknight_{name}_{kind}3", (_POINTER,))
             for name in cls.__dataclass_fields__
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -169,7 +171,7 @@ def normalise(
         *(each.data_ptr() for each in (scale, shift, mean, inverse)),
         *_cutting(limits),
     )
-    library.normalise(ctypes.byref(what))
+    _by_channels(library.normalise, what, x)
     return y, Normalised(scale, shift, mean, inverse)
 
 
@@ -181,7 +183,7 @@ def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor, limits: Li
     what = _Normalisation(x.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], prod(x.shape[2:]))
     what.scale, what.shift = scale.data_ptr(), shift.data_ptr()
     what.low, what.high, what.limited = _cutting(limits)
-    library.affine(ctypes.byref(what))
+    _by_channels(library.affine, what, x)
     return y
 
 
@@ -192,7 +194,6 @@ def derive(
     if not (suits(x) and suits(grad)) or x.shape != grad.shape:
         return None
     out, weight, bias = torch.empty_like(x), *(torch.empty(x.shape[1]) for _ in range(2))
-    largest = ctypes.c_int32()
     what = _Derivation(
         x.data_ptr(),
         grad.data_ptr(),
@@ -204,10 +205,8 @@ def derive(
         *_cutting(limits),
         weight.data_ptr(),
         bias.data_ptr(),
-        ctypes.addressof(largest),
     )
-    library.derive(ctypes.byref(what))
-    return Returned(out, _of_bits(largest)), weight, bias
+    return Returned(out, _largest_by_channels(library.derive, what, x)), weight, bias
 
 
 # --- behind a product -------------------------------------------------------------------------------------------------
@@ -218,8 +217,14 @@ def finish(library: Library, y: Tensor, channel: int, bias: Tensor | None, limit
     """
     if not suits(y) or (bias is not None and not vector(bias, y.shape[channel])):
         return False
-    what = _Finishing(y.data_ptr(), *_by_channel(y, channel), address(bias), *_cutting(limits))
-    library.finish(ctypes.byref(what))
+    examples, channels, inner = _by_channel(y, channel)
+    what = _Finishing(y.data_ptr(), examples, channels, inner, address(bias), *_cutting(limits))
+
+    def some(first: int, last: int) -> None:
+        place = y.data_ptr() + 4 * first * channels * inner
+        library.finish(ctypes.byref(threads.part(what, last - first == examples, y=place, examples=last - first)))
+
+    threads.split(some, examples, y.numel())
     return True
 
 
@@ -237,7 +242,7 @@ def come_back(
     """
     if not suits(grad) or (y is not None and (not suits(y) or y.shape != grad.shape)):
         return None
-    sums, largest = torch.zeros(grad.shape[channel], dtype=torch.float64), ctypes.c_int32()
+    sums = torch.zeros(grad.shape[channel], dtype=torch.float64)
     out = grad if y is None else torch.empty_like(grad)
     what = _Returning(
         grad.data_ptr(),
@@ -246,10 +251,30 @@ def come_back(
         *_by_channel(grad, channel),
         *_cutting(limits)[:2],
         sums.data_ptr(),
-        ctypes.addressof(largest),
     )
-    library.come_back(ctypes.byref(what))
-    return Returned(out, _of_bits(largest), sums)
+    return Returned(out, _largest_by_channels(library.come_back, what, grad), sums)
+
+
+def _by_channels(function: Function, what: _Normalisation, values: Tensor) -> None:
+    """Each channel by one thread, so that its sums are in one order."""
+
+    def some(first: int, last: int) -> None:
+        function(ctypes.byref(threads.part(what, last - first == what.channels, first=first, last=last)))
+
+    threads.split(some, what.channels, values.numel())
+
+
+def _largest_by_channels(function: Function, what: _Derivation | _Returning, values: Tensor) -> float:
+    """The same; and the largest magnitude of what was written."""
+
+    def some(first: int, last: int) -> int:
+        largest = ctypes.c_int32()
+        mine = threads.part(what, last - first == what.channels, first=first, last=last)
+        mine.largest = ctypes.addressof(largest)
+        function(ctypes.byref(mine))
+        return largest.value
+
+    return _of_bits(ctypes.c_int32(max(threads.split(some, what.channels, values.numel()))))
 
 
 def _cutting(limits: Limits | None) -> tuple[float, float, bool]:
@@ -305,7 +330,7 @@ def pool(library: Library, x: Tensor, window: Window, keep: bool) -> tuple[Tenso
     rows, columns = window.outputs(x.shape[2], x.shape[3])
     y = torch.empty(x.shape[0], x.shape[1], rows, columns)
     taps = torch.empty(y.shape, dtype=torch.uint8) if keep else None
-    library.pool(ctypes.byref(_pooling(x, y, taps, x, y, window)))
+    _by_planes(library.pool, _pooling(x, y, taps, x, y, window), x, y, taps)
     return y, taps
 
 
@@ -314,8 +339,26 @@ def unpool(library: Library, grad: Tensor, taps: Tensor, shape: torch.Size, wind
     if not suits(grad) or grad.shape != taps.shape:
         return None
     out = torch.empty(shape)
-    library.unpool(ctypes.byref(_pooling(grad, out, taps, out, grad, window)))
+    _by_planes(library.unpool, _pooling(grad, out, taps, out, grad, window), grad, out, taps)
     return out
+
+
+def _by_planes(function: Function, what: _Pooling, source: Tensor, target: Tensor, taps: Tensor | None) -> None:
+    planes = what.planes
+    read, written, counted = (0 if each is None else each.nbytes // planes for each in (source, target, taps))
+
+    def some(first: int, last: int) -> None:
+        mine = threads.part(
+            what,
+            last - first == planes,
+            x=source.data_ptr() + first * read,
+            y=target.data_ptr() + first * written,
+            taps=threads.moved(address(taps), first * counted),
+            planes=last - first,
+        )
+        function(ctypes.byref(mine))
+
+    threads.split(some, planes, max(source.numel(), target.numel()))
 
 
 def _pooling(source: Tensor, target: Tensor, taps: Tensor | None, x: Tensor, y: Tensor, window: Window) -> _Pooling:

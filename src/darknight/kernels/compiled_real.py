@@ -15,16 +15,21 @@ from math import isfinite, prod
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 
 _MOST_INPUTS = 64
 _EXACT = 2.0**51  # what is rounded to an integer, and sums of fractions, stay below it
 _SMALL = 1 << 31
 _MOST_REPS = 32
+_SLOW = 8  # a Gaussian takes as long as so many other numbers
 _FEW = 8  # positions: below it, a product of matrices is faster
 _POINTER, _NUMBER, _DOUBLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int32
+_TILE = 512  # numbers at a time, in real.c: where threads divide features
 _POINTERS, _NUMBERS, _DOUBLES = (ctypes.POINTER(kind) for kind in (_POINTER, _NUMBER, _DOUBLE))
+
+
+_RANGE = [(name, _NUMBER) for name in ("first", "last")]  # of what a thread does
 
 
 class _Masking(ctypes.Structure):
@@ -37,6 +42,7 @@ class _Masking(ctypes.Structure):
         *[(name, _NUMBER) for name in ("examples", "inputs", "noises", "rows", "groups", "n", "divisor")],
         *[(name, _DOUBLE) for name in ("scale", "step", "bound")],
         *[(name, _INT) for name in ("wide", "wide_outs", "within")],
+        *_RANGE,
     ]
 
 
@@ -47,6 +53,7 @@ class _Unmasking(ctypes.Structure):
         ("out", _POINTER),
         *[(name, _NUMBER) for name in ("count", "rows", "groups", "n", "examples")],
         *[(name, _INT) for name in ("wide", "wide_out")],
+        *_RANGE,
     ]
 
 
@@ -66,6 +73,7 @@ class _Measure(ctypes.Structure):
         ("largest", _DOUBLE),
         *[(name, _NUMBER) for name in ("outer", "channels", "inner")],
         ("wide", _INT),
+        *_RANGE,
     ]
 
 
@@ -75,6 +83,7 @@ class _Drawing(ctypes.Structure):
         *[(name, _NUMBER) for name in ("count", "pairs", "mean")],
         ("scale", _DOUBLE),
         ("lower", _INT),
+        *_RANGE,
     ]
 
 
@@ -83,6 +92,7 @@ class _Folding(ctypes.Structure):
         *[(name, _POINTER) for name in ("x", "vectors", "out")],
         *[(name, _NUMBER) for name in ("outer", "groups", "channels", "inner", "reps")],
         ("wide", _INT),
+        *_RANGE,
     ]
 
 
@@ -102,7 +112,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
-            name: compiled.loaded("real", f"darknight_real_{name}_{kind}1", (_POINTER,))
+            name: compiled.loaded("real", f"darknight_real_{name}_{kind}2", (_POINTER,))
             for name in (field.name for field in fields(cls))
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -174,8 +184,8 @@ def encode(
         wide=values.dtype == torch.float64,
         wide_outs=outs.dtype == torch.float64,
     )
-    library.encode(ctypes.byref(what))
-    return grid, bool(what.within)
+    parts = _done(library.encode, what, prod(shape), groups * prod(shape) * rows, _TILE)
+    return grid, all(each.within for each in parts)
 
 
 def gaussian(
@@ -205,7 +215,7 @@ def gaussian(
         scale=std,
         lower=lower,
     )
-    library.gaussian(ctypes.byref(what))
+    _done(library.gaussian, what, pairs, _SLOW * count, _TILE)
     return out
 
 
@@ -238,7 +248,7 @@ def decode(
         wide=some.dtype == torch.float64,
         wide_out=dtype == torch.float64,
     )
-    library.decode(ctypes.byref(what))
+    _done(library.decode, what, prod(shape), out.numel(), _TILE)
     return out
 
 
@@ -254,8 +264,15 @@ def within(library: Library, weights: Sequence[float], sources: Sequence[Tensor]
         tolerance=tolerance,
         wide=sources[0].dtype == torch.float64,
     )
-    library.compare(ctypes.byref(what))
-    return bool(what.within)
+    size, count = sources[0].element_size(), sources[0].numel()
+
+    def some(first: int, last: int) -> bool:
+        places = (_POINTER * len(sources))(*(each.data_ptr() + size * first for each in sources))
+        mine = threads.part(what, last - first == count, sources=places, n=last - first)
+        library.compare(ctypes.byref(mine))
+        return bool(mine.within)
+
+    return all(threads.split(some, count, count, _TILE))
 
 
 def sizes(library: Library, values: Tensor) -> tuple[float, float] | None:
@@ -272,8 +289,8 @@ def sizes(library: Library, values: Tensor) -> tuple[float, float] | None:
         inner=prod(inner),
         wide=values.dtype == torch.float64,
     )
-    library.squares(ctypes.byref(what))
-    return what.largest, float(sums.max()) / (outer * prod(inner))
+    parts = _done(library.squares, what, channels, values.numel())
+    return max(each.largest for each in parts), float(sums.max()) / (outer * prod(inner))
 
 
 # --- weighed sums -----------------------------------------------------------------------------------------------------
@@ -288,7 +305,7 @@ def fold(library: Library, values: Tensor, vectors: Tensor, groups: int) -> Tens
     if length != channels or groups < 1 or channels % groups or not 0 < reps <= _MOST_REPS or prod(inner) < _FEW:
         return None
     out = torch.empty(outer, groups * reps, *inner, dtype=torch.float64)
-    library.fold(ctypes.byref(_folding(values, vectors, out, groups, reps)))
+    _done(library.fold, _folding(values, vectors, out, groups, reps), outer, values.numel())
     return out
 
 
@@ -305,7 +322,7 @@ def meet(library: Library, values: Tensor, folded: Tensor, groups: int) -> Tenso
         return None
     reps = repeated // groups
     out = torch.zeros(groups, reps, channels // groups, dtype=torch.float64)
-    library.meet(ctypes.byref(_folding(values, folded, out, groups, reps)))
+    _done(library.meet, _folding(values, folded, out, groups, reps), channels // groups, values.numel())
     return out.transpose(0, 1).reshape(reps, channels)
 
 
@@ -322,6 +339,19 @@ def _folding(values: Tensor, other: Tensor, out: Tensor, groups: int, reps: int)
         reps=reps,
         wide=values.dtype == torch.float64,
     )
+
+
+def _done(
+    function: Function, what: threads.Structure, length: int, numbers: int, step: int = 1
+) -> list[threads.Structure]:
+    """What was handed over, part by part of [0, length), with what the library wrote there."""
+
+    def some(first: int, last: int) -> threads.Structure:
+        mine = threads.part(what, last - first == length, first=first, last=last)
+        function(ctypes.byref(mine))
+        return mine
+
+    return threads.split(some, length, numbers, step)
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------

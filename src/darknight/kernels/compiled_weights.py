@@ -9,13 +9,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 from darknight.kernels.reference import Requantised
 
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _MOST_BITS = 12  # sums of the squares of a column fit 32 bits
 _EXPONENTS = 126  # 2^exponent is a normal float32
+_LANES = 64  # where threads divide a row: what they write lies in lines of its own
+_SIZES = {"x": 4, "known": 4, "q": 4, "narrow": 2}  # bytes of a number
 
 
 class _Requantisation(ctypes.Structure):
@@ -63,15 +65,36 @@ def requantise(
         2.0**exponent,
         2.0**bits,
     )
+    rows = torch.zeros(outer, 2, dtype=torch.int64)
+
+    def some(first: int, last: int, length: int) -> _Requantisation:
+        """From one number to another; length: of them all."""
+        places = {name: getattr(what, name) for name in _SIZES}
+        moved = {name: threads.moved(place, _SIZES[name] * first) for name, place in places.items()}
+        return threads.part(what, last - first == length, **moved)
+
+    def one_row(first: int, last: int) -> float:
+        mine = some(first, last, values.numel())
+        mine.outer, mine.channels, mine.inner = 1, last - first, 1
+        largest: float = function(ctypes.byref(mine))
+        return largest
+
+    def some_rows(first: int, last: int) -> tuple[float, Tensor]:
+        columns = torch.zeros(channels, 2, dtype=torch.int64)
+        room = torch.zeros(2, channels * inner, dtype=torch.int32)
+        mine = some(first * channels * inner, last * channels * inner, values.numel())
+        mine.outer, mine.rows = last - first, rows.data_ptr() + 16 * first
+        mine.columns, mine.room = columns.data_ptr(), room.data_ptr()
+        largest: float = function(ctypes.byref(mine))
+        return largest, columns
+
     moments = None
     if counted:
-        rows, columns = (torch.zeros(each, 2, dtype=torch.int64) for each in (outer, channels))
-        moments, room = (rows, columns), torch.zeros(2, channels * inner, dtype=torch.int32)
-        what.rows, what.columns, what.room = (each.data_ptr() for each in (rows, columns, room))
-    else:  # one long row
-        what.outer, what.channels, what.inner = 1, values.numel(), 1
-    largest: float = function(ctypes.byref(what))
-    return None if largest < 0 else Requantised(integers, largest, moments, narrow)
+        largests, columns = zip(*threads.split(some_rows, outer, values.numel()), strict=True)
+        moments = (rows, sum(columns[1:], columns[0]))
+    else:
+        largests = tuple(threads.split(one_row, values.numel(), values.numel(), _LANES))
+    return None if min(largests) < 0 else Requantised(integers, max(largests), moments, narrow)
 
 
 def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:

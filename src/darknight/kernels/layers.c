@@ -74,7 +74,8 @@ typedef struct {
     float *scale, *shift;  /* by channel: y = x * scale + shift */
     double *mean, *inverse; /* by channel, for backward */
     float low, high;
-    int64_t limited; /* whether y is cut to [low, high] */
+    int64_t limited;     /* whether y is cut to [low, high] */
+    int64_t first, last; /* channels that are done here: other threads do others */
 } normalisation;
 
 /* One channel of one example, from `at` on. */
@@ -105,8 +106,8 @@ INLINE void settle(const normalisation *s, int64_t c, double sum, double squares
 
 INLINE void normalise(const normalisation *s) {
     const int64_t plane = s->channels * s->inner;
-    for (int64_t from = 0, end; from < s->channels; from = end) {
-        end = from + at_a_time(s->inner) < s->channels ? from + at_a_time(s->inner) : s->channels;
+    for (int64_t from = s->first, end; from < s->last; from = end) {
+        end = from + at_a_time(s->inner) < s->last ? from + at_a_time(s->inner) : s->last;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++) {
@@ -122,7 +123,7 @@ INLINE void normalise(const normalisation *s) {
 INLINE void affine(const normalisation *s) {
     const int64_t plane = s->channels * s->inner;
     for (int64_t e = 0; e < s->examples; e++)
-        for (int64_t c = 0; c < s->channels; c++) scaled(s, e * plane + c * s->inner, c);
+        for (int64_t c = s->first; c < s->last; c++) scaled(s, e * plane + c * s->inner, c);
 }
 
 typedef struct {
@@ -134,7 +135,8 @@ typedef struct {
     float low, high; /* where y is not between them, an activation behind it stops the gradient */
     int64_t limited; /* whether there is such an activation */
     float *weight, *bias; /* their gradients, by channel */
-    int32_t *largest; /* bits of the largest magnitude in out */
+    int32_t *largest; /* bits of the largest magnitude in what is written */
+    int64_t first, last; /* channels that are done here */
 } derivation;
 
 /* The gradient that passes the activation, of one channel of one example. */
@@ -152,8 +154,8 @@ INLINE void derive(const derivation *s) {
     const double count = (double)(s->examples * s->inner);
     float some[TILE], each[SOME], rest[SOME];
     int32_t largest = 0;
-    for (int64_t from = 0, end; from < s->channels; from = end) {
-        end = from + at_a_time(s->inner) < s->channels ? from + at_a_time(s->inner) : s->channels;
+    for (int64_t from = s->first, end; from < s->last; from = end) {
+        end = from + at_a_time(s->inner) < s->last ? from + at_a_time(s->inner) : s->last;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++)
@@ -237,6 +239,7 @@ typedef struct {
     float low, high;
     double *sums;     /* by channel, of what passes: zero before */
     int32_t *largest; /* bits of the largest magnitude of what passes */
+    int64_t first, last; /* channels that are done here */
 } returning;
 
 INLINE float let_pass(float grad, float y, float low, float high) { return y <= low || y >= high ? 0.0f : grad; }
@@ -278,7 +281,7 @@ INLINE int32_t row_back(const returning *s, int64_t at, const int stops, int32_t
     float *restrict out = stops ? s->out + at : NULL;
     double *restrict sums = s->sums;
     const float low = s->low, high = s->high;
-    for (int64_t c = 0; c < s->channels; c++) {
+    for (int64_t c = s->first; c < s->last; c++) {
         const float value = stops ? let_pass(grad[c], y[c], low, high) : grad[c];
         const int32_t bits = magnitude(value);
         if (stops) out[c] = value;
@@ -296,7 +299,7 @@ INLINE void come_back(const returning *s) {
             largest = s->y ? row_back(s, start, 1, largest) : row_back(s, start, 0, largest);
             continue;
         }
-        for (int64_t c = 0; c < s->channels; c++) {
+        for (int64_t c = s->first; c < s->last; c++) {
             double sums[LANES] = {0.0};
             if (s->y)
                 run_back(s, start + c * s->inner, 1, sums, most);
@@ -420,10 +423,10 @@ __attribute__((constructor)) static void choose(void) {
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define SHOWN(name, kind, _)                                                                                          \
-    void darknight_##name##_2(const kind *s) { chosen_##name(s); }                                                    \
-    void darknight_##name##_plain_2(const kind *s) { name##_plain(s); }
+    void darknight_##name##_3(const kind *s) { chosen_##name(s); }                                                    \
+    void darknight_##name##_plain_3(const kind *s) { name##_plain(s); }
 #define SHOWN_AVX2(name, kind, _)                                                                                     \
-    void darknight_##name##_avx2_2(const kind *s) { name##_avx2(s); }
+    void darknight_##name##_avx2_3(const kind *s) { name##_avx2(s); }
 EVERY(SHOWN, )
 #if defined(__x86_64__)
 EVERY(SHOWN_AVX2, )

@@ -141,6 +141,7 @@ typedef struct {
     double scale, step, bound;
     int32_t wide, wide_outs; /* float64 instead of float32 */
     int32_t within;          /* whether all of x are: else nothing that was made means anything */
+    int64_t first, last;     /* features that are done here: other threads do others */
 } masking;
 
 /* x as a number of steps. False if one of them is beyond the bound, or is no number. */
@@ -192,8 +193,8 @@ INLINE void encode(masking *s) {
     const void *here[MOST_INPUTS];
     s->within = 0;
     for (int64_t group = 0; group < s->groups; group++)
-        for (int64_t start = 0; start < s->n; start += TILE) {
-            const int64_t some = s->n - start < TILE ? s->n - start : TILE, place = group * s->n + start;
+        for (int64_t start = s->first; start < s->last; start += TILE) {
+            const int64_t some = s->last - start < TILE ? s->last - start : TILE, place = group * s->n + start;
             for (int64_t k = 0; k < s->inputs; k++) {
                 const int64_t example = group * s->inputs + k, from = example * s->n + start;
                 here[k] = example < s->examples ? steps[k] : zeros;
@@ -224,14 +225,15 @@ typedef struct {
     void *out;                  /* (group * row, n), of which the first `examples` */
     int64_t count, rows, groups, n, examples;
     int32_t wide, wide_out;
+    int64_t first, last; /* features that are done here */
 } unmasking;
 
 INLINE void decode(unmasking *s) {
     const int past = s->examples * s->n * size_of(s->wide_out) > LARGE;
     double sum[TILE];
     for (int64_t group = 0; group < s->groups; group++)
-        for (int64_t start = 0; start < s->n; start += TILE) {
-            const int64_t some = s->n - start < TILE ? s->n - start : TILE;
+        for (int64_t start = s->first; start < s->last; start += TILE) {
+            const int64_t some = s->last - start < TILE ? s->last - start : TILE;
             for (int64_t r = 0; r < s->rows && group * s->rows + r < s->examples; r++) {
                 combined(sum, s->matrix + r * s->count, s->sources, s->count, group * s->n + start, some, s->wide);
                 put_floats(s->out, (group * s->rows + r) * s->n + start, sum, some, s->wide_out, past);
@@ -270,6 +272,7 @@ typedef struct {
     double largest; /* magnitude; what is no number is not seen here, but in the sums */
     int64_t outer, channels, inner;
     int32_t wide;
+    int64_t first, last; /* channels that are done here */
 } measure;
 
 #define SQUARES(name, type)                                                                                           \
@@ -296,7 +299,7 @@ SQUARES(squares_of_doubles, double)
 INLINE void squares(measure *s) {
     double most[LANES] = {0.0};
     for (int64_t outer = 0; outer < s->outer; outer++)
-        for (int64_t channel = 0; channel < s->channels; channel++) {
+        for (int64_t channel = s->first; channel < s->last; channel++) {
             const void *from = at(s->x, (outer * s->channels + channel) * s->inner, s->wide);
             s->sums[channel] += s->wide ? squares_of_doubles(from, s->inner, most)
                                         : squares_of_floats(from, s->inner, most);
@@ -316,6 +319,7 @@ typedef struct {
     int64_t count, pairs, mean;
     double scale;             /* of the upper bits */
     int32_t lower;            /* how many lower bits */
+    int64_t first, last;      /* pairs that are done here */
 } drawing;
 
 /* -2 log((word + 1) / 2^53) of 53 bits. */
@@ -384,8 +388,8 @@ INLINE void place(int64_t *restrict out, const double *restrict upper, const dra
 INLINE void gaussian(drawing *s) {
     const uint64_t mask = ((uint64_t)1 << 53) - 1;
     double cosines[TILE], sines[TILE];
-    for (int64_t start = 0; start < s->pairs; start += TILE) {
-        const int64_t some = s->pairs - start < TILE ? s->pairs - start : TILE, second = s->pairs + start;
+    for (int64_t start = s->first; start < s->last; start += TILE) {
+        const int64_t some = s->last - start < TILE ? s->last - start : TILE, second = s->pairs + start;
         const uint64_t *restrict radii = s->words + start, *restrict angles = s->words + second;
         for (int64_t i = 0; i < some; i++) {
             const double radius = sqrt(minus_two_log(radii[i] & mask));
@@ -411,6 +415,7 @@ typedef struct {
     double *out;           /* (outer, group * rep, inner) */
     int64_t outer, groups, channels, inner, reps; /* channels: of a group */
     int32_t wide;
+    int64_t first, last; /* of the outer ones: that are done here */
 } folding;
 
 /* Tiles of one to four channels, as doubles. */
@@ -430,7 +435,7 @@ INLINE void widened(double (*restrict tiles)[COLUMNS], const void *x, int64_t pl
 INLINE void fold(folding *s) {
     double sums[MOST_REPS][COLUMNS], tiles[4][COLUMNS];
     const int64_t every = s->groups * s->channels;
-    for (int64_t outer = 0; outer < s->outer; outer++)
+    for (int64_t outer = s->first; outer < s->last; outer++)
         for (int64_t group = 0; group < s->groups; group++)
             for (int64_t start = 0; start < s->inner; start += COLUMNS) {
                 const int64_t some = s->inner - start < COLUMNS ? s->inner - start : COLUMNS;
@@ -454,6 +459,7 @@ typedef struct {
     double *out;          /* (group, rep, channel): zeros at first */
     int64_t outer, groups, channels, inner, reps;
     int32_t wide;
+    int64_t first, last; /* channels of a group that are done here */
 } meeting;
 
 INLINE void meet(meeting *s) {
@@ -462,7 +468,7 @@ INLINE void meet(meeting *s) {
         for (int64_t group = 0; group < s->groups; group++)
             for (int64_t start = 0; start < s->inner; start += COLUMNS) {
                 const int64_t some = s->inner - start < COLUMNS ? s->inner - start : COLUMNS;
-                for (int64_t c = 0; c < s->channels; c++) {
+                for (int64_t c = s->first; c < s->last; c++) {
                     const int64_t place = ((outer * s->groups + group) * s->channels + c) * s->inner + start;
                     widened(tile, s->x, place, 0, 1, some, s->wide);
                     const double *restrict x = tile[0];
@@ -527,10 +533,10 @@ __attribute__((constructor)) static void choose(void) {
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define SHOWN(name, kind, _)                                                                                          \
-    void darknight_real_##name##_1(kind *s) { chosen_##name(s); }                                                     \
-    void darknight_real_##name##_plain_1(kind *s) { name##_plain(s); }
+    void darknight_real_##name##_2(kind *s) { chosen_##name(s); }                                                     \
+    void darknight_real_##name##_plain_2(kind *s) { name##_plain(s); }
 #define SHOWN_AVX2(name, kind, _)                                                                                     \
-    void darknight_real_##name##_avx2_1(kind *s) { name##_avx2(s); }
+    void darknight_real_##name##_avx2_2(kind *s) { name##_avx2(s); }
 EVERY(SHOWN, )
 #if defined(__x86_64__)
 EVERY(SHOWN_AVX2, )
