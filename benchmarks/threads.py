@@ -1,14 +1,15 @@
 """The enclave's compiled passes on several threads beside one: seconds of one over those of several, by the clock.
 
-    python benchmarks/threads.py [--threads 2] [--numbers 8] [--times 9]
+    python benchmarks/threads.py [--threads 2] [--numbers 8] [--times 9] [--least]
 
-numbers: millions in each operand. Where there are fewer idle cores than threads, this measures those who use them.
---least finds where a second thread begins to pay: the same passes from 2^14 numbers on.
+numbers: millions in each operand. --least: the same passes from 2^14 numbers on, to see where a thread begins to pay.
+*machine* is what threads gain here that share nothing and read little memory: on a busy machine, little or nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -58,7 +59,7 @@ def on(count: int, run: Callable[[], object]) -> Callable[[], object]:
 
 
 def passes(numbers: float) -> dict[str, Callable[[], object]]:
-    """By name: what a layer of K=4, M=1 does with (example, channel, position)."""
+    """By name: what a layer of K=4, M=1 does with (example, channel, position); and hashes."""
     positions, groups = max(1, round(numbers / EXAMPLES / CHANNELS)), EXAMPLES // INPUTS
     x = torch.randn(EXAMPLES, CHANNELS, positions).clamp_(-3.9, 3.9)
     noise = torch.randint(0, PRIME, (1, groups, CHANNELS, positions), dtype=torch.int32)
@@ -72,7 +73,14 @@ def passes(numbers: float) -> dict[str, Callable[[], object]]:
     library, ones = layers.chosen(), torch.ones(CHANNELS)
     assert library is not None
     mix = [*data, [1] * INPUTS + [5], [0] * INPUTS + [1]]
+    block = bytes(max(1, round(numbers / 8)))
+
+    def hashed(first: int, last: int) -> None:
+        for _ in range(first, last):
+            hashlib.sha256(block).digest()
+
     return {
+        "machine": lambda: threads.split(hashed, 8, round(numbers)),
         "encode": lambda: encode(x, 8, None, mix, noise, PRIME, inputs=INPUTS, largest=1024, outs=shares, keep=False),
         "unmask": lambda: unmask_weighed(decoding, answers, PRIME, 9, floats=floats, weighing=how),
         "weigh": lambda: residues.weigh(whole, u, (PRIME, OTHER), longest=16),

@@ -1,4 +1,6 @@
-"""The libraries in C under AddressSanitizer and UndefinedBehaviorSanitizer, on the same shapes as everywhere else."""
+"""The libraries in C under sanitizers: of addresses and undefined behaviour, on the same shapes as everywhere else; and
+of threads, with the parts that they are called in.
+"""
 
 import os
 import shutil
@@ -11,14 +13,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "darknight" / "kernels"
 
-# Runs the tests of the other files with libraries that were built with sanitizers; torch's memory is watched as well.
-SCRIPT = """
-import ctypes, sys
+# What each script begins with: the libraries are those that were built with sanitizers.
+PRELUDE = """
+import ctypes, random, sys, threading
 from pathlib import Path
 
 import torch
 
-from darknight.kernels import compiled
+from darknight.kernels import compiled, threads
 from darknight.kernels.compiled_field import Library
 
 folder = Path(sys.argv[1])
@@ -31,6 +33,10 @@ def loaded(name, symbol, arguments, result=None):
 
 
 compiled.loaded = loaded
+"""
+
+# Runs the tests of the other files; torch's memory is watched as well.
+SCRIPT = """
 from darknight.kernels import compiled_real, compiled_residues, compiled_unmasking
 from kernels import test_depthwise, test_field, test_layers, test_real, test_residues, test_unmasking, test_weights
 
@@ -74,35 +80,81 @@ for case in test_depthwise.CASES:
 print("done")
 """
 
+# Every kernel in three parts, on threads of our pool. torch itself has one: its own synchronisation would not be seen.
+# Python's lock is seen, so two calls are compared only if they overlap in time: some operands are large, for that.
+THREADED = """
+from kernels import test_threaded
 
-@pytest.mark.full
-def test_no_sanitizer_complains(tmp_path: Path):
+torch.get_num_threads = lambda: 3
+threads._EACH = 1
+library, words, values = Library.loaded(), torch.zeros(1 << 20, dtype=torch.int32), torch.randn(1 << 20)
+
+
+def overlapping(first, last):
+    library.quantise(values.data_ptr(), None, 1 << 20, 1.0, words.data_ptr())
+
+
+if sys.argv[2] == "broken":
+    for _ in range(20):
+        threads.split(overlapping, 3, 1 << 20)
+for kernel in test_threaded.KERNELS:
+    draw = random.Random(kernel.__name__)
+    for _ in range(10):
+        kernel(draw)()
+for run in test_threaded.large().values():
+    run()
+print("done")
+"""
+
+
+def built(folder: Path, kinds: list[str], runtime: str, script: str, options: dict[str, str]):
+    """A function that runs the script with libraries built with these sanitizers."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: nothing can be compiled")
-    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    if not os.path.isabs(runtime.stdout.strip()):
-        pytest.skip("this compiler has no AddressSanitizer")
-    flags = ["-O1", "-g", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    found = subprocess.run([compiler, f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
+    if not os.path.isabs(found.stdout.strip()):
+        pytest.skip(f"this compiler has no {runtime}")
+    flags = ["-O1", "-g", "-shared", "-fPIC", *kinds]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
     for name in ("depthwise", "field", "layers", "real", "residues", "unmasking", "weights"):
-        command = [compiler, *flags, "-o", str(tmp_path / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
+        command = [compiler, *flags, "-o", str(folder / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {
         **os.environ,
-        "LD_PRELOAD": runtime.stdout.strip(),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        **options,
+        "LD_PRELOAD": found.stdout.strip(),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
     }
 
     def run(what: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path), what]
+        command = [sys.executable, "-c", PRELUDE + script, str(folder), what]
         return subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
 
+    return run
+
+
+@pytest.mark.full
+def test_no_sanitizer_complains(tmp_path: Path):
+    kinds = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    run = built(tmp_path, kinds, "libasan.so", SCRIPT, {"ASAN_OPTIONS": "detect_leaks=0"})  # leaks: Python's own
     done = run("whole")
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr[-3000:]
     for what in ("broken", "broken real"):  # one element too few, and it is noticed: the test can fail
         broken = run(what)
         assert broken.returncode != 0
         assert "heap-buffer-overflow" in broken.stderr
+
+
+@pytest.mark.full
+def test_parts_of_a_pass_touch_nothing_in_common(tmp_path: Path):
+    run = built(tmp_path, ["-fsanitize=thread"], "libtsan.so", THREADED, {"TSAN_OPTIONS": "halt_on_error=1"})
+    done = run("whole")
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer does not run under this kernel's layout of memory")
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr[-3000:]
+    broken = run("broken")  # three parts that write the same, and it is noticed: the test can fail
+    assert broken.returncode != 0
+    assert "data race" in broken.stderr
+    assert "quantise" in broken.stderr

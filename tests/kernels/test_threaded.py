@@ -28,6 +28,7 @@ from kernels.test_real import SCHEMES, operands
 PRIME = 2**28 - 57
 PRIMES = (PRIME, 2**28 - 89)
 COUNTS = (2, 3, 7)
+AS_INSTALLED = threads._EACH
 Run = Callable[[], object]  # fresh results of the same operands
 
 
@@ -329,8 +330,57 @@ def weights(draw: random.Random) -> Run:
     )
 
 
+def large() -> dict[str, Run]:
+    """Of the same form as in a layer of an ordinary network, at K=4 and M=1."""
+    examples, inputs, channels, size = 8, 4, 32, (47, 49)
+    torch.manual_seed(7)
+    layers, convolutions = compiled_layers.chosen(), compiled_depthwise.chosen()
+    x, groups, positions = torch.randn(examples, channels, *size), examples // inputs, size[0] * size[1]
+    ones, weight, window = torch.ones(channels), torch.randn(channels, 1, 3, 3), Window((3, 3), (1, 1), (1, 1))
+    noise = drawn_residues((1, groups, *x.shape[1:]), PRIME)
+    answers = [drawn_residues((groups, channels, positions), PRIME) for _ in range(inputs + 1)]
+    decoding, floats = [[int(i == j) for i in range(inputs)] + [-1] for j in range(inputs)], torch.empty_like(x)
+    integers = torch.randint(-1000, 1000, (examples, channels, positions), dtype=torch.int32)
+    u, v = (torch.randint(-(1 << 20), 1 << 20, (2, n)).to(torch.float64) for n in (channels, examples))
+    how = Weighing(channels=u, rows=v, positions=positions, primes=PRIMES, longest=16, often=16)
+
+    def encoded() -> object:
+        outs = [torch.empty(noise.shape[1:], dtype=torch.int32) for _ in range(inputs + 2)]
+        given = {"inputs": inputs, "largest": 1 << 13, "outs": outs}
+        return kernels.encode(x, 8, None, systematic(inputs), noise, PRIME, **given), outs
+
+    def unmasked() -> object:
+        given = {"floats": floats.view(examples, channels, positions), "weighing": how}
+        return kernels.unmask_weighed(decoding, answers, PRIME, 9, **given), floats.clone()
+
+    def normal() -> object:
+        y, by = compiled_layers.normalise(layers, x, ones, ones, None, 0.1, 1e-5, (0.0, 6.0))
+        return y, compiled_layers.derive(layers, x, y, by, (0.0, 6.0)), compiled_layers.come_back(layers, y, 1)
+
+    return {
+        "encode": encoded,
+        "unmask": unmasked,
+        "weigh": lambda: residues.weigh(integers, u, PRIMES, longest=16),
+        "project": lambda: residues.project(
+            integers.view_as(x),
+            v,
+            torch.ones(2, 3, 47).double(),
+            torch.ones(2, 3, 49).double(),
+            PRIMES,
+            longest=16,
+            often=16,
+        ),
+        "largest": lambda: kernels.largest_magnitude(x),
+        "batch norm": normal,
+        "pool": lambda: compiled_layers.pool(layers, x, window, keep=True),
+        "depthwise": lambda: compiled_depthwise.convolve_back(convolutions, x, weight, x, window, (True, True, True)),
+        "new weights": lambda: kernels.requantise(x / 4, 8, 12, counted=True, earlier=None),
+    }
+
+
 KERNELS = [combinations, unmasking, encoding, fixed_point, words, sums, unmasking_weighed, weighed, projected]
 KERNELS += [normalised, finished, pooled, depthwise, real, weights]
+LARGE = ["encode", "unmask", "weigh", "project", "largest", "batch norm", "pool", "depthwise", "new weights"]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
@@ -340,6 +390,12 @@ def test_results_do_not_depend_on_the_number_of_threads(several, kernel, full):
     for _ in range(60 if full else 12):
         passes += same_bits(kernel(draw), several)
     assert passes >= len(COUNTS), "it never used several threads"
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_operands_use_several_threads_without_being_told(several, monkeypatch, name):
+    monkeypatch.setattr(threads, "_EACH", AS_INSTALLED)
+    assert same_bits(large()[name], several) >= len(COUNTS)
 
 
 def test_noise_of_two_rows_is_masked_with_the_same_bits(several):

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from darknight.coding.systematic import field_systematic
 from darknight.errors import RandomnessError
+from darknight.kernels import threads
 from darknight.randomness import Randomness, Stream, distributions, grid_gaussian, uniform_below
 from darknight.randomness import keystream as keystream_module
 from randomness.streams import generator
@@ -71,6 +72,65 @@ def test_a_stream_encrypts_its_number_followed_by_a_block_counter_both_big_endia
     blocks = 260  # the counter's second byte moves too
     expected = b"".join(block(key, struct.pack(">QQ", number, place)) for place in range(blocks))
     assert keystream(Stream(key, number), 16 * blocks) == expected
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """Reads of any size are worth a thread, of which torch has as many as the test says."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "_EACH", 1)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+READS = [40_004, 1, 3, 4096, 1025, 70_001, 2, 16_384]  # numbers of four bytes: most do not end with a block
+
+
+def read_in_turn(key: bytes, number: int) -> bytes:
+    stream = Stream(key, number)
+    return b"".join(stream.words(count, torch.int32).numpy().tobytes() for count in READS)
+
+
+def test_several_threads_read_the_bytes_that_one_reads(several, monkeypatch):
+    key, number, parts = bytes.fromhex(SP800_38A_KEY), 0x0102030405060708, []
+    begin = keystream_module._cipher
+
+    def counted(key: bytes, number: int, block: int):
+        parts.append(block)
+        return begin(key, number, block)
+
+    monkeypatch.setattr(keystream_module, "_cipher", counted)
+    several(1)
+    alone = read_in_turn(key, number)
+    assert parts == [0]
+    blocks = -(-len(alone) // 16)
+    expected = b"".join(block(key, struct.pack(">QQ", number, place)) for place in range(blocks))
+    assert alone == expected[: len(alone)]
+    for count in (2, 3, 7):
+        several(count)
+        parts.clear()
+        assert read_in_turn(key, number) == alone
+        assert len(parts) >= count  # it did use them
+    monkeypatch.setattr(keystream_module, "_cipher", lambda key, number, block: begin(key, number, block and block + 1))
+    assert read_in_turn(key, number) != alone  # a part one block further, and it is noticed: the test can fail
+
+
+def test_a_stream_that_was_interrupted_is_not_read_again(several, monkeypatch):
+    """Its parts may have come to different places: what is read next could be read twice."""
+    several(3)
+    stream = Stream(bytes(32), 1)
+    stream.words(4, torch.int32)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keystream_module, "_cipher", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.words(40_000, torch.int32)
+    with pytest.raises(RandomnessError, match="interrupted"):
+        stream.words(4, torch.int32)
+    assert len(stream.words(0, torch.int32)) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -7,14 +7,17 @@ import threading
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 from darknight.errors import RandomnessError
+from darknight.kernels import threads
 from darknight.types import Secret
 
 _KEY_BYTES = 32
+_BLOCK = 16  # bytes of AES
 _STREAMS = 1 << 64
+_STEP = 4096  # bytes, whole blocks, at whose multiples threads divide what is read
 
 
 class Randomness(Secret):
@@ -61,21 +64,44 @@ class Randomness(Secret):
 class Stream(Secret):
     """The keystream of one stream number, read once from front to back.
 
-    The initial counter block is the number followed by a 64-bit block counter, both big-endian.
+    The initial counter block is the number followed by a 64-bit block counter, both big-endian. So what begins with a
+    block can be made by another thread, with the bytes that it would have had.
     """
 
     def __init__(self, key: bytes, number: int) -> None:
         self.number = number
+        self._key = key
         self._process = os.getpid()
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
+        self._cipher: CipherContext | None = _cipher(key, number, 0)
+        self._read = 0  # bytes, by that cipher and those before it
 
     def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The next `count` words of the keystream as int32 or int64, in `out` where that is given."""
         _refuse_other_process(self._process)
         words = torch.empty(count, dtype=dtype) if out is None else out
-        if count and self._cipher.update_into(_zeros(words.nbytes), words.numpy().data.cast("B")) != words.nbytes:
-            raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
+        if not count:
+            return words
+        begun, self._cipher = self._cipher, None  # until all of it is there: no byte is read twice, whatever happens
+        if begun is None:
+            raise RandomnessError("this stream was interrupted, or another thread reads it. Draw from a fresh one.")
+        size, place = words.nbytes, words.numpy().data.cast("B")
+        zeros = _zeros(size)
+
+        def some(first: int, last: int) -> CipherContext:
+            cipher = _cipher(self._key, self.number, (self._read + first) // _BLOCK) if first else begun
+            if cipher.update_into(zeros[first:last], place[first:last]) != last - first:
+                raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
+            return cipher
+
+        last_one = threads.split(some, size, size // 4 if self._read % _BLOCK == 0 else 0, _STEP)[-1]
+        self._read += size
+        self._cipher = last_one  # which goes on where this ends
         return words
+
+
+def _cipher(key: bytes, number: int, block: int) -> CipherContext:
+    counter = number.to_bytes(8, "big") + block.to_bytes(8, "big")
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 def _refuse_other_process(owner: int) -> None:
