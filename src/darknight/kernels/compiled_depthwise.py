@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,8 +149,8 @@ def _derive(
     def some(first: int, last: int) -> None:
         """Some channels, whose sums go on from one example to the next, in the same order as in a single call."""
         what, kept = _convolution(x, weight[first:last], window)
-        held = torch.zeros(what.together * what.room + _ROOM_AROUND)
-        sums = torch.zeros((last - first) * (taps + 1) * _LANES, dtype=torch.float64)
+        held = threads.zeros(what.together * what.room + _ROOM_AROUND, dtype=np.float32)
+        sums = threads.zeros((last - first) * (taps + 1) * _LANES, dtype=np.float64)
         what.held, what.sums = held.data_ptr(), sums.data_ptr()
         what.grad_weight, what.grad_bias = (None if each is None else each[first:last].data_ptr() for each in (gw, gb))
         what.channels = last - first
@@ -167,7 +168,7 @@ def _derive(
 def _convolution(x: Tensor, weight: Tensor, window: Window) -> tuple[_Convolution, Tensor]:
     """What is handed over, and the room for lines of x, which is to be kept meanwhile."""
     layout = _Layout.of(x, window)
-    lines = torch.zeros(layout.together * window.step[0] * window.step[1] * layout.room)
+    lines = threads.zeros(layout.together * window.step[0] * window.step[1] * layout.room, dtype=np.float32)
     what = _Convolution(x.data_ptr(), weight.data_ptr())
     what.lines = lines.data_ptr()
     what.planes, what.channels, what.height, what.width = x.shape[0] * x.shape[1], *x.shape[1:]

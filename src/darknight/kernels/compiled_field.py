@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -368,7 +369,7 @@ def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Ten
     rows = torch.zeros(outer, 2, dtype=torch.int64)
 
     def some(first: int, last: int) -> Tensor:
-        columns = torch.zeros(channels, 2, dtype=torch.int64)
+        columns = threads.zeros(channels, 2, dtype=np.int64)
         place = values.data_ptr() + 4 * first * channels * inner
         library.moments(
             place if floats else None,
@@ -382,8 +383,10 @@ def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Ten
         )
         return columns
 
-    first, *others = threads.split(some, outer, values.numel())
-    return rows, sum(others, first)
+    columns, *others = threads.split(some, outer, values.numel())
+    for each in others:
+        columns.numpy()[...] += each.numpy()
+    return rows, columns
 
 
 def checksum(library: Library, values: Tensor, exponent: int | None, weights: Tensor) -> int | None:

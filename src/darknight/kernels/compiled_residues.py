@@ -124,30 +124,37 @@ def weigh(
         often,
     )
 
-    def done(some: ctypes.Structure, shape: tuple[int, ...]) -> Tensor:
-        out = torch.empty(shape, dtype=torch.int32)
-        some.out = out.data_ptr()
-        library.weigh(ctypes.byref(some))
-        return out
+    out = torch.empty(shape, dtype=torch.int32)
 
-    def some_columns(first: int, last: int) -> Tensor:
+    def some_columns(first: int, last: int) -> None:
         x, floats = (threads.moved(place, 4 * first) for place in (what.x, what.values))
         some = threads.part(what, last - first == columns, x=x, values=floats, columns=last - first)
-        return done(some, (*shape[:-1], last - first))
+        _put(library.weigh, some, out, -1, first, last)
 
-    def some_outer(first: int, last: int) -> Tensor:
+    def some_outer(first: int, last: int) -> None:
         x, floats = (threads.moved(place, 4 * first * what.outer_stride) for place in (what.x, what.values))
         some = threads.part(what, last - first == outer, x=x, values=floats, outer=last - first, period=last - first)
-        return done(some, (moduli, last - first, groups, reps, columns))
+        _put(library.weigh, some, out, 1, first, last)
 
-    size = values.numel() if prod(shape) * _FEWER <= values.numel() else 0
+    size = values.numel() if out.numel() * _FEWER <= values.numel() else 0
     if rows is None and period == outer and (outer >= _SEVERAL or columns <= _LANES):
-        return _joined(threads.split(some_outer, outer, size), 1)
-    return _joined(threads.split(some_columns, columns, size, _LANES), -1)
+        threads.split(some_outer, outer, size)
+    else:
+        threads.split(some_columns, columns, size, _LANES)
+    return out
 
 
-def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+def _put(function: Function, what: ctypes.Structure, out: Tensor, axis: int, first: int, last: int) -> None:
+    """What the library makes of this part of an operand, in its part of `out` along this axis."""
+    if last - first == out.shape[axis]:
+        what.out = out.data_ptr()
+        function(ctypes.byref(what))
+        return
+    place = out.movedim(axis, 0)[first:last].movedim(0, axis)
+    mine = torch.empty(place.shape, dtype=torch.int32)
+    what.out = mine.data_ptr()
+    function(ctypes.byref(what))
+    place.numpy()[...] = mine.numpy()
 
 
 def fold(library: Library, values: Tensor, matrix: Tensor, primes: tuple[int, ...], often: int) -> Tensor | None:
@@ -257,15 +264,15 @@ def project(
         len(primes),
     )
 
-    def some(first: int, last: int) -> Tensor:
-        out = torch.empty(len(primes), reps, last - first, tall, wide, dtype=torch.int32)
+    out = torch.empty(len(primes), reps, channels, tall, wide, dtype=torch.int32)
+
+    def some(first: int, last: int) -> None:
         x, floats = (threads.moved(place, 4 * first * height * width) for place in (what.x, what.values))
         mine = threads.part(what, last - first == channels, x=x, values=floats, channels=last - first)
-        mine.out = out.data_ptr()
-        library.project(ctypes.byref(mine))
-        return out
+        _put(library.project, mine, out, 2, first, last)
 
-    return _joined(threads.split(some, channels, values.numel()), 2)
+    threads.split(some, channels, values.numel())
+    return out
 
 
 def _suit(dtype: torch.dtype, *tensors: Tensor) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,7 +162,10 @@ def unmask(
 
 
 def _added(parts: Sequence[Tensor], primes: Sequence[int]) -> Tensor:
-    """Residues next to zero, (modulus, rep, position), of the sums of these."""
-    moduli = torch.tensor(primes).view(-1, 1, 1)
-    half, total = moduli // 2, sum(parts[1:], parts[0].to(torch.int64))
-    return ((total + half).remainder(moduli) - half).to(torch.int32)
+    """Residues next to zero, (modulus, rep, position), of the sums of these; in the first of them."""
+    moduli, total = np.array(primes, np.int32)[:, None, None], parts[0].numpy()
+    for part in parts[1:]:
+        total += part.numpy()  # below 2^28
+        total -= moduli * (total > moduli // 2)
+        total += moduli * (total < -(moduli // 2))
+    return parts[0]

@@ -6,6 +6,7 @@ import ctypes
 from functools import cache
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,8 +81,8 @@ def requantise(
         return largest
 
     def some_rows(first: int, last: int) -> tuple[float, Tensor]:
-        columns = torch.zeros(channels, 2, dtype=torch.int64)
-        room = torch.zeros(2, channels * inner, dtype=torch.int32)
+        columns = threads.zeros(channels, 2, dtype=np.int64)
+        room = threads.zeros(2, channels * inner, dtype=np.int32)
         mine = some(first * channels * inner, last * channels * inner, values.numel())
         mine.outer, mine.rows = last - first, rows.data_ptr() + 16 * first
         mine.columns, mine.room = columns.data_ptr(), room.data_ptr()
@@ -91,7 +92,9 @@ def requantise(
     moments = None
     if counted:
         largests, columns = zip(*threads.split(some_rows, outer, values.numel()), strict=True)
-        moments = (rows, sum(columns[1:], columns[0]))
+        for each in columns[1:]:
+            columns[0].numpy()[...] += each.numpy()
+        moments = (rows, columns[0])
     else:
         largests = tuple(threads.split(one_row, values.numel(), values.numel(), _LANES))
     return None if min(largests) < 0 else Requantised(integers, max(largests), moments, narrow)

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 _EACH = 1 << 17  # numbers that are worth a thread: to wake one takes about as long as a pass over a tenth of them
 
@@ -30,7 +32,8 @@ Structure = TypeVar("Structure", bound=ctypes.Structure)
 def split(does: Callable[[int, int], Result], length: int, numbers: int, step: int = 1) -> list[Result]:
     """does(first, last) of parts of [0, length), in order: as many as a pass over so many numbers is worth.
 
-    The parts are about equal, and begin at multiples of `step`. They may run at the same time, in any order.
+    The parts are about equal, and begin at multiples of `step`. They may run at the same time, in any order. What they
+    do besides is done by NumPy, which has no threads.
     """
     if numbers < 2 * _EACH:
         return [does(0, length)]
@@ -53,6 +56,11 @@ def part(what: Structure, whole: bool, **changed: Any) -> Structure:
     for name, value in changed.items():
         setattr(mine, name, value)
     return mine
+
+
+def zeros(*shape: int, dtype: type[np.generic]) -> Tensor:
+    """Made by this thread: for a large one torch would wake threads of its own, in every thread of ours."""
+    return torch.from_numpy(np.zeros(shape, dtype))
 
 
 def moved(place: int | None, offset: int) -> int | None:
