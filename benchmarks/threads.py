@@ -1,16 +1,22 @@
-"""The enclave's compiled passes on several threads beside one: seconds of one over those of several, by the clock.
+"""The enclave's compiled passes on several threads beside one.
 
     python benchmarks/threads.py [--threads 2] [--numbers 8] [--times 9] [--least]
 
+Two ratios for each pass: *clock*, the time that passes with one thread over that with several; and *path*, the same of
+processor time, where of parts that may run at once the longest counts, and everything that is not in a part. The clock
+comes to the path, less what it takes to wake a thread, where the cores are free; *machine* says whether they were: what
+threads gain by the clock that share nothing and read little memory.
+
 numbers: millions in each operand. --least: the same passes from 2^14 numbers on, to see where a thread begins to pay.
-*machine* is what threads gain here that share nothing and read little memory: on a busy machine, little or nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import time
 from collections.abc import Callable
+from threading import get_ident
 
 import torch
 from timing import best
@@ -43,11 +49,12 @@ def main() -> None:
 
 
 def show(name: str, numbers: float, count: int, times: int) -> None:
-    ratios = []
+    print(f"{name}, one thread over {count}:")
     for label, run in passes(numbers).items():
-        alone, together = best(on(1, run), on(count, run), times=times)
-        ratios.append(f"{label} {alone / together:.2f} ({1e3 * alone:.3g} ms)")
-    print(f"{name}, one thread over {count}: {', '.join(ratios)}", flush=True)
+        clock = best(on(1, run), on(count, run), times=times)
+        path = [min(longest(on(each, run)) for _ in range(times)) for each in (1, count)]
+        print(f"    {label:12} clock {clock[0] / clock[1]:.2f}   path {path[0] / path[1]:.2f}   ", end="")
+        print(f"{1e3 * path[0]:.3g} ms with one", flush=True)
 
 
 def on(count: int, run: Callable[[], object]) -> Callable[[], object]:
@@ -56,6 +63,35 @@ def on(count: int, run: Callable[[], object]) -> Callable[[], object]:
         run()
 
     return runs
+
+
+def longest(run: Callable[[], object]) -> float:
+    """Processor time of this thread without its parts, and of the longest part of each pass, whoever did it."""
+    split, mine, longest_parts = threads.split, 0.0, 0.0
+
+    def timed(does, length, numbers, step=1):
+        nonlocal mine, longest_parts
+        parts: list[tuple[int, float]] = []
+
+        def part(first, last):
+            start = time.thread_time()
+            found = does(first, last)
+            parts.append((get_ident(), time.thread_time() - start))
+            return found
+
+        found = split(part, length, numbers, step)
+        here = get_ident()
+        mine += sum(spent for who, spent in parts if who == here)
+        longest_parts += max(spent for _, spent in parts)
+        return found
+
+    threads.split = timed
+    try:
+        start = time.thread_time()
+        run()
+        return time.thread_time() - start - mine + longest_parts
+    finally:
+        threads.split = split
 
 
 def passes(numbers: float) -> dict[str, Callable[[], object]]:

@@ -6,6 +6,7 @@ sources), never on the batch.
 reference, reference_residues, reference_real    what each of them is
 masking, residues, real                          which of the two does it
 compiled_*                                       the libraries of the C files of these names
+threads                                          several cores for one pass of a library
 """
 
 from darknight.kernels.compiled_unmasking import Weighing

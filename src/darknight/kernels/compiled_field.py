@@ -160,15 +160,15 @@ def combine(
     whole = blocks > length // _TILE  # then threads divide the blocks, else each of these
 
     def some(first: int, last: int) -> list[int]:
-        at = [(first * stride if whole else first) for stride in strides]
+        at = [(first * stride if whole else first) for stride in strides] if first else None
         flags = None if outside is None else (_INT * count)()
         library.combine(
             ctypes.byref(structure),
-            pointers(sources, at[:count]),
+            pointers(sources, at and at[:count]),
             numbers(strides[:count]),
-            pointers(outs, at[count:outs_end]),
+            pointers(outs, at and at[count:outs_end]),
             numbers(strides[count:outs_end]),
-            pointers(floats, at[outs_end:]) if floats else None,
+            pointers(floats, at and at[outs_end:]) if floats else None,
             numbers(strides[outs_end:]) if floats else None,
             scale,
             last - first if whole else blocks,
@@ -236,7 +236,7 @@ def encode(
             scale,
             None if quantised is None else quantised.data_ptr() + start,
             noise.data_ptr() + group,
-            pointers(outs, [first * features] * len(outs)),
+            pointers(outs, [first * features] * len(outs) if first else None),
             last - first,
             features,
         )
@@ -264,10 +264,10 @@ def _runs(tensors: Sequence[Tensor]) -> tuple[int, int, list[int]] | None:
 
 def pointers(tensors: Sequence[Tensor | None], starts: Sequence[int] | None = None) -> ctypes.Array[ctypes.c_void_p]:
     """Where each begins; or where its numbers do from `starts` on, of four bytes each."""
-    places = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    if starts is not None:
-        places = [threads.moved(place, 4 * start) for place, start in zip(places, starts, strict=True)]
-    return (_POINTER * len(tensors))(*places)
+    if starts is None:
+        return (_POINTER * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+    places = zip(tensors, starts, strict=True)
+    return (_POINTER * len(tensors))(*(None if each is None else each.data_ptr() + 4 * at for each, at in places))
 
 
 def numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

@@ -139,7 +139,8 @@ def unmask(
         before, behind = first * results, min(examples, last * results)
         rows = v if behind - before == examples else v[:, before * lines : behind * lines].contiguous()
         sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
-        places, outside = pointers(sources, [first * stride for stride in strides]), (_INT * len(sources))()
+        places = pointers(sources, [first * stride for stride in strides] if first else None)
+        outside = (_INT * len(sources))()
         mine = threads.part(
             what,
             last - first == groups,

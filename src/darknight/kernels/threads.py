@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_EACH = 1 << 17  # numbers that are worth a thread: to wake one takes about as long as a pass over a tenth of them
+_EACH = 1 << 18  # numbers that are worth a thread: with half of them, a pass gains nothing (benchmarks/threads.py)
 
 Result = TypeVar("Result")
 Structure = TypeVar("Structure", bound=ctypes.Structure)
