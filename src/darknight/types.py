@@ -59,9 +59,24 @@ class Weights:
     tensor: Tensor
 
 
+@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+class Seed(Secret):
+    """A share that is noise and nothing else, as the key that it follows from: residues in [0, prime).
+
+    They are the AES-256-CTR keystream under `key`, from counter 0 on, in words of 32 bits, cut to the bits of
+    prime - 1; those that are still too large are drawn again, in their order, from what follows.
+    """
+
+    key: bytes
+    prime: int
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ForwardTask:
-    """A share of a layer's input: answer with <W, share> if `compute`, and keep the share for the backward pass."""
+    """A share of a layer's input: answer with <W, share> if `compute`, and keep the share for the backward pass.
+
+    seed: what is sent in the place of the share. A worker then finds the share's form in `tensor`, without memory.
+    """
 
     layer: str
     call: int
@@ -69,6 +84,7 @@ class ForwardTask:
     tensor: Tensor
     compute: bool
     keep: bool
+    seed: Seed | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,7 +92,7 @@ class BackwardTask:
     """A share of the gradient of a layer's output, to be met with the input share that was kept under `call`.
 
     With gradients in the clear `tensor` holds all inputs' gradients (group, input, *feature), and `row` the worker's
-    coefficients: it combines them itself. Otherwise `row` is None.
+    coefficients: it combines them itself. Otherwise `row` is None. seed: as in a forward task.
     """
 
     layer: str
@@ -86,6 +102,7 @@ class BackwardTask:
     passes: tuple[Pass, ...]
     x_shape: tuple[int, ...]
     row: tuple[float, ...] | None = None
+    seed: Seed | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,8 @@ def test_eq_2_shares_are_the_matrix_times_the_sources(scheme):
     groups = virtual_batches(x, scheme.inputs)
     stream = GENERATOR.fresh()
     shares = field.encode(code.A, groups, prime, stream)
-    noise = uniform_below(GENERATOR.replay(stream.number), (scheme.colluders, 2, 5), prime)
+    branches = GENERATOR.replay(stream.number).branches(scheme.colluders)
+    noise = [uniform_below(branch, (2, 5), prime) for branch in branches]
     wanted = times(code.A.rows, [*groups.unbind(1), *noise], prime)
     assert torch.equal(shares.to(torch.int64), torch.stack(wanted))
 

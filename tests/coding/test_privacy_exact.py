@@ -247,7 +247,8 @@ def test_encode_is_the_matrix_product_with_noise_from_its_stream(build):
         groups = torch.randint(1 - code.prime, code.prime, shape, dtype=torch.int32, generator=numbers)
         groups[0, :, 0, :2] = torch.tensor([code.prime - 1, 1 - code.prime])
         sent = field.encode(mixing, groups, code.prime, stream)
-        noise = uniform_below(owner.replay(stream.number), (mixing.colluders, 2, 3, 5), code.prime)
+        branches = owner.replay(stream.number).branches(mixing.colluders)
+        noise = torch.stack([uniform_below(branch, (2, 3, 5), code.prime) for branch in branches])
         assert sent.dtype == torch.int32
         for group, row, column in product(range(2), range(3), range(5)):
             data = tuple(groups[group, :, row, column].tolist())

@@ -45,7 +45,11 @@ pytestmark = pytest.mark.usefixtures("one_thread", "cold_fleets")
 def no_noise():
     """A broken enclave: everything is encoded as always, but the noise is zero."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(field, "uniform_below", lambda stream, shape, bound: torch.zeros(shape, dtype=torch.int32))
+        patch.setattr(
+            field,
+            "_noise",
+            lambda mixing, shape, prime, stream: (torch.zeros(mixing.colluders, *shape, dtype=torch.int32), {}),
+        )
         patch.setattr(real, "grid_gaussian", lambda stream, shape, *size: torch.zeros(shape, dtype=torch.int64))
         yield
 

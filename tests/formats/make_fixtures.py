@@ -9,6 +9,7 @@ data key in it is a key of these fixtures alone.
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from darknight.train.store import Store
 from darknight.trust.blob import seal_bytes
 from darknight.trust.key_file import DataKey
 from darknight.trust.release import Receipt
-from darknight.types import Answer, BackwardTask, Forget, ForwardTask, OpSpec, Pass, Refusal, Weights
+from darknight.types import Answer, BackwardTask, Forget, ForwardTask, OpSpec, Pass, Refusal, Seed, Weights
 from darknight.wire import codec, handshake
 from darknight.wire.jobs import JobText, dump
 from train.saved import SCHEME, StopAfter, network, protected, train
@@ -38,19 +39,19 @@ ABOUT = {"operator": "north", "device": "cpu", "memory": 1 << 30}
 TOKEN = bytes(range(16))
 
 
-def openings() -> dict[str, bytes]:
+def openings(protocol: int = handshake.PROTOCOL) -> dict[str, bytes]:
     """The first frame in each direction, on a link to another machine and on one within a machine."""
     return {
-        "hello": handshake.hello(None),
-        "hello-door": handshake.hello(TOKEN),
-        "welcome": handshake.welcome(ABOUT, None),
-        "welcome-door": handshake.welcome(ABOUT, TOKEN),
-        "refusal": handshake.refusal("no place is free"),
+        "hello": handshake.hello(None, protocol),
+        "hello-door": handshake.hello(TOKEN, protocol),
+        "welcome": handshake.welcome(ABOUT, None, protocol),
+        "welcome-door": handshake.welcome(ABOUT, TOKEN, protocol),
+        "refusal": handshake.refusal("no place is free", protocol),
     }
 
 
-def headers() -> dict[str, bytes]:
-    """One header of each kind of message. What is in it is what a worker of this protocol must understand."""
+def headers(protocol: int = handshake.PROTOCOL) -> dict[str, bytes]:
+    """One header of each kind of message. What is in it is what a worker of the protocol must understand."""
     tensor = torch.zeros(2, 3, dtype=torch.int32)
     messages = {
         "weights": Weights(layer="0", version=1, op=OpSpec("linear", ()), prime=2**28 - 57, tensor=tensor),
@@ -60,6 +61,9 @@ def headers() -> dict[str, bytes]:
         ),
         "forget": Forget(calls=(4,), weights=(("0", 1),), everything=False),
     }
+    if protocol >= handshake.SEEDS:
+        seed = Seed(key=bytes(range(32)), prime=2**28 - 57)
+        messages |= {f"{name}-seed": replace(messages[name], seed=seed) for name in ("forward", "backward")}
     replies = {
         "answer": Answer(layer="0", call=4, tensors={Pass.FORWARD: tensor}, seconds=0.5),
         "refused": Refusal(message="weights never arrived"),

@@ -23,6 +23,12 @@ class Scripted:
         assert len(taken) == count, "the script has too few words"
         return taken.to(dtype, copy=True) if out is None else out.copy_(taken)
 
+    key = bytes(32)  # of nothing: nobody could make the script from it
+
+    def branches(self, count: int) -> list["Scripted"]:
+        """The script goes on from one row to the next."""
+        return [self] * count
+
 
 class ReusedCounter:
     """Broken on purpose: after `period` bytes the counter starts again, so the same keystream comes back."""

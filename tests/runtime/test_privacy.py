@@ -50,7 +50,9 @@ def test_every_workers_shares_are_uniform_whatever_the_data(kind):
 
 def test_shares_without_noise_would_be_noticed(monkeypatch):
     monkeypatch.setattr(
-        field, "uniform_below", lambda stream, shape, bound: torch.zeros(tuple(shape), dtype=torch.int32)
+        field,
+        "_noise",
+        lambda mixing, shape, prime, stream: (torch.zeros(mixing.colluders, *shape, dtype=torch.int32), {}),
     )
     records = transcripts(SCHEME, torch.full((24, 1, 8, 8), 7.5))[0]
     assert uniformity(shares(records, "forward.share"), SCHEME.arithmetic.prime) < 1e-12
@@ -71,10 +73,11 @@ def test_no_noise_is_used_twice():
 def test_reused_noise_would_be_noticed(monkeypatch):
     fixed = {}
 
-    def once(stream, shape, bound):
-        return fixed.setdefault((tuple(shape), bound), torch.randint(0, bound, tuple(shape), dtype=torch.int32))
+    def once(mixing, shape, prime, stream):
+        drawn = torch.randint(0, prime, (mixing.colluders, *shape), dtype=torch.int32)
+        return fixed.setdefault((mixing.colluders, shape, prime), drawn), {}
 
-    monkeypatch.setattr(field, "uniform_below", once)
+    monkeypatch.setattr(field, "_noise", once)
     sent = shares(transcripts(SCHEME, torch.ones(8, 1, 8, 8))[0], "forward.share")
     assert torch.equal(sent[0], sent[1])
 

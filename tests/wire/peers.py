@@ -25,6 +25,7 @@ from darknight.types import (
 from darknight.wire.grpc_link import connect
 from darknight.wire.grpc_seat import WorkerServer
 from darknight.wire.identity import ENCLAVE, WORKER, Identity
+from darknight.wire.seeds import share_of
 from darknight.wire.shared_memory import Host
 
 ABOUT = {"operator": "acme", "device": "cpu", "memory": 1 << 30}
@@ -62,7 +63,7 @@ class EchoSession:
         if isinstance(message, TooLarge):
             return Refusal(message=message.reason)
         kinds = [Pass.FORWARD] if isinstance(message, ForwardTask) else message.passes
-        tensors = dict.fromkeys(kinds, message.tensor + 1)
+        tensors = dict.fromkeys(kinds, share_of(message) + 1)
         return Answer(layer=message.layer, call=message.call, tensors=tensors, seconds=0.5)
 
     def close(self):

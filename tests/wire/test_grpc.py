@@ -103,7 +103,12 @@ def test_a_share_that_is_not_contiguous_arrives_in_order(both):
 
 def test_the_welcome_says_what_the_worker_is(both):
     welcome = both.connect().welcome
-    assert (welcome.operator, welcome.device, welcome.memory, welcome.protocol) == ("acme", "cpu", 1 << 30, 1)
+    assert (welcome.operator, welcome.device, welcome.memory, welcome.protocol) == (
+        "acme",
+        "cpu",
+        1 << 30,
+        handshake.PROTOCOL,
+    )
 
 
 def test_answers_come_in_any_order(both):
@@ -277,9 +282,9 @@ def test_nor_at_the_worker(plain):
     ("welcome", "error", "words"),
     [
         (
-            codec.pack({"darknight": "9.9", "protocol": 2, "new": 1}),
+            codec.pack({"darknight": "9.9", "protocol": 3, "new": 1}),
             LinkClosed,
-            "protocol 2 .*9.9.*Upgrade this enclave",
+            "protocol 3 .*9.9.*Upgrade this enclave",
         ),
         (codec.pack({"darknight": "0.0", "protocol": 0}), LinkClosed, "Upgrade the worker"),
         (handshake.refusal("it is full"), LinkClosed, "refused the link: it is full"),
@@ -405,7 +410,7 @@ def test_another_protocol_is_refused_by_the_worker_in_words(plain):
         hello = codec.pack({"darknight": "0.0.1", "protocol": protocol, "other": "things"})
         with raw_stream(plain.address, plain.worker.certificate, plain.enclave, [hello]) as call:
             said = codec.unpack(next(call))
-        assert said["protocol"] == 1
+        assert said["protocol"] == handshake.PROTOCOL
         assert f"protocol {protocol}" in said["refused"]
         assert said["refused"].endswith(f"Upgrade {side}.")
     assert plain.sessions == []

@@ -1,7 +1,8 @@
 """The bytes that the enclave moves at least in one protected step, by phase, from the shapes of the network alone.
 
 With x and y a layer's input and output of the whole batch, w its weights, `width` 4 bytes each, and shares as
-`plan.traffic` counts them (P of a masking go out, K + M + E answers come back, K + 2M of a weight gradient):
+`plan.traffic` counts them (P - M of a masking go out, and M seeds; K + M + E answers come back, K + 2M of a weight
+gradient):
 
     phase       a pass of its own reads -> writes                          joined with its neighbours
     weights     w, its integers (the same?); w -> integers, and those      w -> integers
@@ -156,7 +157,7 @@ def _spared(phase: str, *, read: int = 0, written: int = 0) -> _Stream:
 
 def _forward(product: Product, network: Network, candidate: Candidate, traffic: Traffic) -> Iterator[_Stream]:
     x, y, w = _sizes(product, network)
-    noise = traffic.input_shares // candidate.workers * candidate.colluders
+    noise = traffic.input_shares // (candidate.workers - candidate.seeded) * candidate.colluders
     if not network.training:  # workers have them, from the first batch on
         yield _spared("weights", read=2 * w)
     else:  # the first tile shows that they changed
@@ -176,7 +177,7 @@ def _forward(product: Product, network: Network, candidate: Candidate, traffic: 
 def _backward(product: Product, network: Network, candidate: Candidate, traffic: Traffic) -> Iterator[_Stream]:
     x, y, w = _sizes(product, network)
     asked = candidate.workers if product.grad_input else candidate.base_workers
-    noise = traffic.gradient_shares // asked * candidate.colluders
+    noise = traffic.gradient_shares // (asked - candidate.seeded) * candidate.colluders
     yield _spared("scale", read=2 * y)
     yield _spared("keystream", written=y)
     yield _needed("encode", read=y, written=traffic.gradient_shares)

@@ -9,6 +9,7 @@ from darknight.coding.code import Code, Mixing, decoder
 from darknight.coding.draw import draw_code
 from darknight.coding.finish import Finish
 from darknight.coding.scheme import Scheme
+from darknight.coding.shares import MaskedShares
 
 __all__ = [
     "PRIME_25",
@@ -17,6 +18,7 @@ __all__ = [
     "Code",
     "Field",
     "Finish",
+    "MaskedShares",
     "Mixing",
     "Real",
     "Scheme",

@@ -41,6 +41,15 @@ class Mixing(Secret):
     def rows(self) -> tuple[tuple[Number | float, ...], ...]:
         return tuple((*data, *noise) for data, noise in zip(self.data, self.noise, strict=True))
 
+    @cached_property
+    def carriers(self) -> dict[int, int]:
+        """The workers whose share is a noise row and nothing else, and which row that is."""
+        return {
+            worker: noise.index(1)
+            for worker, (data, noise) in enumerate(zip(self.data, self.noise, strict=True))
+            if not any(data) and sum(map(abs, noise)) == 1 and 1 in noise
+        }
+
     @property
     def workers(self) -> int:
         return len(self.data)

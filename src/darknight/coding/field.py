@@ -17,9 +17,11 @@ from torch import Tensor
 from darknight.coding.batches import group_count, joined
 from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.coding.finish import Finish
+from darknight.coding.shares import MaskedShares
 from darknight.kernels import Weighing, are_residues, combine, unmask, unmask_weighed
 from darknight.kernels import encode as encode_and_mask
-from darknight.randomness import Stream, uniform_below
+from darknight.randomness import Branch, Stream, uniform_below
+from darknight.types import Seed
 
 
 class NotResidues(Exception):  # noqa: N818 - an event; who decodes knows whom to blame
@@ -36,10 +38,16 @@ def encode(mixing: Mixing, groups: Tensor, prime: int, stream: Stream, *, rows: 
     `groups` are integers of magnitude below the prime; the noise comes from `stream`. rows: only these workers' shares,
     in this order.
     """
-    chosen = mixing.rows if rows is None else [mixing.rows[row] for row in rows]
-    noise = uniform_below(stream, (mixing.colluders, groups.shape[0], *groups.shape[2:]), prime)
-    shares = torch.empty(len(chosen), groups.shape[0], *groups.shape[2:], dtype=torch.int32)
-    return combine(_integers(chosen), [*groups.unbind(1), *noise], prime, out=shares, centred=False)
+    noise, _ = _noise(mixing, (groups.shape[0], *groups.shape[2:]), prime, stream)
+    return _combined(mixing, range(mixing.workers) if rows is None else rows, groups, noise, prime)
+
+
+def encode_shares(mixing: Mixing, groups: Tensor, prime: int, stream: Stream) -> MaskedShares:
+    """The same for all workers, with the seeds of those whose share is a noise row."""
+    noise, seeds = _noise(mixing, (groups.shape[0], *groups.shape[2:]), prime, stream)
+    others = [worker for worker in range(mixing.workers) if worker not in seeds]
+    made = dict(zip(others, _combined(mixing, others, groups, noise, prime), strict=True))
+    return MaskedShares((_share(mixing, worker, made.get(worker), noise) for worker in range(mixing.workers)), seeds)
 
 
 def encode_values(
@@ -51,29 +59,54 @@ def encode_values(
     largest: int,
     prime: int,
     stream: Stream,
-    outs: Sequence[Tensor] | None = None,
     keep: bool = True,
-) -> tuple[Sequence[Tensor], Tensor | None]:
+) -> tuple[MaskedShares, Tensor | None]:
     """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
 
-    words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. outs: where the shares
-    go, by worker. Unless `keep`, the quantised values may be left out.
+    words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. Unless `keep`, the
+    quantised values may be left out.
     """
     shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
-    places = [torch.empty(shape, dtype=torch.int32) for _ in mixing.data] if outs is None else outs
+    noise, seeds = _noise(mixing, shape, prime, stream)
+    places = [None if worker in seeds else torch.empty(shape, dtype=torch.int32) for worker in range(mixing.workers)]
     quantised = encode_and_mask(
         values,
         exponent,
         words,
         _integers(mixing.rows),
-        uniform_below(stream, (mixing.colluders, *shape), prime),
+        noise,
         prime,
         inputs=mixing.inputs,
         largest=largest,
         outs=places,
         keep=keep,
     )
-    return places, quantised
+    shares = (_share(mixing, worker, place, noise) for worker, place in enumerate(places))
+    return MaskedShares(shares, seeds), quantised
+
+
+def _noise(mixing: Mixing, shape: tuple[int, ...], prime: int, stream: Stream) -> tuple[Tensor, dict[int, Seed]]:
+    """(noise row, group, *feature), each row from a key of its own; and that key, by the worker whose share it is."""
+    branches = stream.branches(mixing.colluders)
+    noise = torch.empty(mixing.colluders, *shape, dtype=torch.int32)
+    for row, branch in zip(noise, branches, strict=True):
+        uniform_below(branch, shape, prime, out=row)
+    return noise, {worker: _seed(branches[row], prime) for worker, row in mixing.carriers.items()}
+
+
+def _seed(branch: Branch, prime: int) -> Seed:
+    return Seed(key=branch.key, prime=prime)
+
+
+def _share(mixing: Mixing, worker: int, made: Tensor | None, noise: Tensor) -> Tensor:
+    """What was made, or the noise row that the worker's share is."""
+    return noise[mixing.carriers[worker]] if made is None else made
+
+
+def _combined(mixing: Mixing, rows: Sequence[int], groups: Tensor, noise: Tensor, prime: int) -> Tensor:
+    shares = torch.empty(len(rows), groups.shape[0], *groups.shape[2:], dtype=torch.int32)
+    matrix = _integers([mixing.rows[row] for row in rows])
+    return combine(matrix, [*groups.unbind(1), *noise], prime, out=shares, centred=False)
 
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:

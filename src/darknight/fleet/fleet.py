@@ -134,6 +134,10 @@ class Fleet:
         """Why it is not ready, in words."""
         return self._lines[worker].trouble
 
+    def takes_seeds(self, worker: int) -> bool:
+        """Whether it is sent a seed in the place of a share that is noise."""
+        return self._lines[worker].takes_seeds
+
     def epoch(self, worker: int) -> int:
         """How often it began with an empty memory: what it was sent in another epoch it does not have any more."""
         return self._lines[worker].epoch

@@ -92,6 +92,12 @@ class Line:
         link = self._link
         return self._reason if link is None else quoted(link.failure) if link.failure is not None else ""
 
+    @property
+    def takes_seeds(self) -> bool:
+        """Whether it is sent a seed in the place of a share that is noise."""
+        link = self._link
+        return link is not None and link.takes_seeds
+
     def post(self, message: Weights | Forget) -> None:
         """Sends what has no answer. Raises WorkerError if the worker is not ready, or no longer."""
         try:

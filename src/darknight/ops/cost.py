@@ -57,7 +57,8 @@ class Sharing:
     """The numbers of a scheme that decide what sending costs.
 
     workers: that get a share. computing: that answer in a forward pass. answering: that make a weight gradient.
-    width: bytes of a number on the wire. checked: by products, of each pass.
+    width: bytes of a number on the wire. checked: by products, of each pass. seeded: workers that get a seed in the
+    place of a share.
     """
 
     inputs: int
@@ -68,6 +69,7 @@ class Sharing:
     training: bool
     width: int = _INTEGER
     checked: bool = True
+    seeded: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +118,9 @@ def sent_seconds(form: Form, sharing: Sharing, rates: Rates) -> float:
 def _masked(shape: Shape, sharing: Sharing, rates: Rates) -> float:
     """A batch is read, and written as integers, noise, and shares that are copied out."""
     numbers = prod(shape)
-    share = _groups(shape, sharing) * prod(shape[1:])
-    written = numbers * sharing.width + (sharing.colluders + sharing.workers) * share * sharing.width
-    copied = sharing.workers * share * sharing.width
+    share, sent = _groups(shape, sharing) * prod(shape[1:]), sharing.workers - sharing.seeded
+    written = numbers * sharing.width + (sharing.colluders + sent) * share * sharing.width
+    copied = sent * share * sharing.width
     return numbers * rates.survey + (numbers * _FLOAT + written) * rates.encode + copied * rates.copy
 
 

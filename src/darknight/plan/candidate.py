@@ -51,6 +51,11 @@ class Candidate:
         return self.integrity in ("freivalds", "both")
 
     @property
+    def seeded(self) -> int:
+        """Those whose share of a masking is a noise row, and goes out as a seed."""
+        return self.colluders if self.exact else 0
+
+    @property
     def width(self) -> int:
         """Bytes of a number on the wire."""
         return _INT32 if self.exact else _FLOAT64
@@ -76,6 +81,7 @@ class Candidate:
             training=self.training,
             width=self.width,
             checked=self.freivalds,
+            seeded=self.seeded,
         )
 
     def groups(self, batch_size: int) -> int:

@@ -2,8 +2,9 @@
 
 Who takes part is decided in runtime.desk: with masked gradients a forward pass goes to all P workers, because those
 that do not compute keep a share for the weight gradient; K + M + E of them answer. A gradient goes to all P, or to the
-K + 2M that make the weight gradient if nobody wants that of the input. Weights go to every worker whenever they have
-changed. Retries after an overflow or a failure come on top.
+K + 2M that make the weight gradient if nobody wants that of the input. In the field, M of each masking get a seed in
+the place of their share, which is in the header. Weights go to every worker whenever they have changed. Retries after
+an overflow or a failure come on top.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def traffic_of(product: Product, candidate: Candidate, batch_size: int, *, new_w
     weights = product.weights * candidate.width
     forward = Traffic(
         weights=candidate.workers * weights if new_weights else 0,
-        input_shares=candidate.workers * product.inputs * each,
+        input_shares=(candidate.workers - candidate.seeded) * product.inputs * each,
         outputs=candidate.computing * product.outputs * each,
     )
     if not candidate.training:
         return forward
     asked = candidate.workers if product.grad_input else candidate.base_workers
     return forward + Traffic(
-        gradient_shares=asked * product.outputs * each,
+        gradient_shares=(asked - candidate.seeded) * product.outputs * each,
         input_gradients=candidate.computing * product.inputs * each if product.grad_input else 0,
         weight_gradients=candidate.base_workers * weights,
     )

@@ -5,7 +5,8 @@
     noise = uniform_below(stream, (4, 10), 2**25 - 39)
 
 Rules that this room keeps: AES-256-CTR keyed from the operating system makes every mask; a stream number is handed out
-once; a stream can be replayed by its number, to check a worker's answer against its share and for nothing else.
+once; a stream can be replayed by its number, to check a worker's answer against its share and for nothing else. Keys of
+branches alone are ever given away (docs/adr/0029-noise-rows-go-out-as-seeds.md).
 """
 
 from darknight.randomness.distributions import (
@@ -15,10 +16,11 @@ from darknight.randomness.distributions import (
     standard_normal,
     uniform_below,
 )
-from darknight.randomness.keystream import Randomness, Stream
+from darknight.randomness.keystream import Branch, Randomness, Stream
 from darknight.randomness.rounding import rounding_words
 
 __all__ = [
+    "Branch",
     "Randomness",
     "Stream",
     "grid_gaussian",

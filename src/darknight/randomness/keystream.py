@@ -98,6 +98,24 @@ class Stream(Secret):
         self._cipher = last_one  # which goes on where this ends
         return words
 
+    def branches(self, count: int) -> list[Branch]:
+        """So many streams with keys of their own, which are the next bytes of this one.
+
+        Guarantees: who has the key of a branch has that branch, and learns nothing about another, about this stream or
+            about the key of its family. Contract test: tests/randomness/test_branches.py.
+        Assumes: AES-256 is a pseudo-random permutation: the keys are what it makes of places that nothing else uses.
+        """
+        keys = self.words(count * _KEY_BYTES // 8, torch.int64).numpy().tobytes()
+        return [Branch(keys[begin : begin + _KEY_BYTES]) for begin in range(0, len(keys), _KEY_BYTES)]
+
+
+class Branch(Stream):
+    """A stream whose key may be given away, to somebody who is to know all of it."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key, 0)
+        self.key = key
+
 
 def _cipher(key: bytes, number: int, block: int) -> CipherContext:
     counter = number.to_bytes(8, "big") + block.to_bytes(8, "big")

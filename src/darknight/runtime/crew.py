@@ -49,9 +49,10 @@ class Order:
     def worker(self) -> int:
         return self.holder[0]
 
-    @property
-    def bytes(self) -> int:
-        return self.task.tensor.nbytes + (self.first.tensor.nbytes if self.first is not None else 0)
+    def bytes(self, *, seeds: bool) -> int:
+        """Of tensors that go out; a seed is in the header. seeds: whether the worker takes them."""
+        tasks = [self.task, *([] if self.first is None else [self.first])]
+        return sum(task.tensor.nbytes for task in tasks if task.seed is None or not seeds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +164,7 @@ class Crew:
                     if order.first is not None:
                         first[order.worker] = self._fleet.ask(order.worker, order.first, nothing)
                     asked[order.worker] = self._fleet.ask(order.worker, order.task, order.expected)
-                sent += order.bytes
+                sent += order.bytes(seeds=self._fleet.takes_seeds(order.worker))
             except WorkerError as error:
                 lost[order.worker] = error
         self._ledger.record(Traffic(sent=sent, received=0))

@@ -11,7 +11,7 @@ Leaks: shapes, which passes were asked for, and how often an attempt was repeate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
 
@@ -19,7 +19,18 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
-from darknight.coding import Code, Field, Finish, Mixing, Scheme, draw_code, field, group_count, virtual_batches
+from darknight.coding import (
+    Code,
+    Field,
+    Finish,
+    MaskedShares,
+    Mixing,
+    Scheme,
+    draw_code,
+    field,
+    group_count,
+    virtual_batches,
+)
 from darknight.integrity import (
     Given,
     agree_forward,
@@ -97,7 +108,7 @@ class MaskedField:
         op, w = sent.op, sent.tensor
         assert code is not None
         # 1. Mask, with noise of its own.
-        deltas: Sequence[Tensor] | Tensor
+        deltas: MaskedShares | Tensor
         if code.masks_gradients:
             deltas = self._shares(layer, "gradient", code.B, delta, self._randomness.fresh())
         else:
@@ -148,7 +159,7 @@ class MaskedField:
             # 3. Unmask and check.
             return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Operand, noise: Stream) -> Sequence[Tensor]:
+    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Operand, noise: Stream) -> MaskedShares:
         """By worker, (group, *feature). Every masking has a stream of noise of its own."""
         with phase("encode"):
             shares = batch.shares(mixing, self._prime, noise)

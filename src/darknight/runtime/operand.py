@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from darknight.coding import Mixing, virtual_batches
+from darknight.coding import MaskedShares, Mixing, virtual_batches
 from darknight.coding import field as coding
 from darknight.coding.fixed_point import checksum, dequantise, quantise_nearest, quantise_stochastic
 from darknight.integrity import Integers, Rounded, Weighed
@@ -55,10 +54,10 @@ class Operand:
         numbers = self.numbers
         return checksum(numbers.values, numbers.exponent) if isinstance(numbers, Rounded) else checksum(numbers)
 
-    def shares(self, mixing: Mixing, prime: int, stream: Stream) -> Sequence[Tensor]:
+    def shares(self, mixing: Mixing, prime: int, stream: Stream) -> MaskedShares:
         """By worker, (group, *feature), masked with noise from `stream`."""
         if self._integers is not None or self.values.dtype != torch.float32:
-            return list(coding.encode(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream))
+            return coding.encode_shares(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream)
         bound = math.floor(self.largest * 2.0**self.exponent) + 1
         shares, self._integers = coding.encode_values(
             mixing,

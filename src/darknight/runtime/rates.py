@@ -52,6 +52,7 @@ def sharing_of(scheme: Scheme) -> Sharing:
         training=scheme.training,
         width=4 if isinstance(scheme.arithmetic, Field) else scheme.arithmetic.dtype.itemsize,
         checked=scheme.integrity in ("freivalds", "both"),
+        seeded=scheme.colluders if isinstance(scheme.arithmetic, Field) and scheme.mixing == "systematic" else 0,
     )
 
 
@@ -111,7 +112,7 @@ def _masking(x: Tensor) -> tuple[float, float]:
     shares = [torch.ones(_BATCH // _SCHEME.inputs, *x.shape[1:], dtype=torch.int32) for _ in range(_SCHEME.workers)]
     answers = {seat: shares[seat] for seat in code.A.base}
     share = shares[0].nbytes
-    written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers) * share
+    written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers - len(code.A.carriers)) * share
     encode = _seconds(encoded) / written
     decode = _seconds(lambda: field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH))
     return encode, decode / (2 * x.nbytes + len(answers) * share)

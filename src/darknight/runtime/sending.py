@@ -11,13 +11,13 @@ from functools import partial
 
 from torch import Tensor
 
-from darknight.coding import Code, group_count
+from darknight.coding import Code, MaskedShares, group_count
 from darknight.ops import BilinearOp, either
 from darknight.runtime.crew import Order, Round
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
-from darknight.types import BackwardTask, ForwardTask, Pass
+from darknight.types import BackwardTask, ForwardTask, Pass, Seed
 
 Shares = Sequence[Tensor] | Tensor  # by worker; of gradients in the clear, one tensor for all
 Meanwhile = Callable[[AbstractSet[int]], None]  # what to do for empty seats while workers compute
@@ -89,7 +89,13 @@ class ForwardRound:
         self._desk.note_sent(self._layer, call, seat, worker)
         return Order(
             holder=self._crew.now(worker),
-            task=self._task(call, self._shares[seat], compute=compute, keep=seat in self._keeping),
+            task=self._task(
+                call,
+                self._shares[seat],
+                compute=compute,
+                keep=seat in self._keeping,
+                seed=_seed(self._shares, seat),
+            ),
             expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}, lent=True),
         )
 
@@ -107,9 +113,16 @@ class ForwardRound:
     def _own(self, seat: int) -> Tensor:
         return either.forward(self._op, self._shares[seat], self._saved.weights.tensor, self._desk.prime)
 
-    def _task(self, call: int, share: Tensor, *, compute: bool, keep: bool) -> ForwardTask:
-        version = self._saved.weights.version
-        return ForwardTask(layer=self._layer.name, call=call, version=version, tensor=share, compute=compute, keep=keep)
+    def _task(self, call: int, share: Tensor, *, compute: bool, keep: bool, seed: Seed | None = None) -> ForwardTask:
+        return ForwardTask(
+            layer=self._layer.name,
+            call=call,
+            version=self._saved.weights.version,
+            tensor=share,
+            compute=compute,
+            keep=keep,
+            seed=seed,
+        )
 
     @property
     def _key(self) -> tuple[object, ...]:
@@ -232,7 +245,7 @@ class BackwardRound:
             desk.note_sent(self._layer, self._masking, seat, worker)
         return Order(
             holder=self._crew.now(worker),
-            task=self._task(seat, self._delta(seat), kinds, self._share_shape),
+            task=self._task(seat, self._delta(seat), kinds, self._share_shape, _seed(self._deltas, seat)),
             expected=desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True),
             first=first,
         )
@@ -263,7 +276,9 @@ class BackwardRound:
             return either.grad_input(op, delta, w, self._share_shape, prime)
         return either.grad_weight(op, self._again(seat), delta, tuple(w.shape), prime)
 
-    def _task(self, seat: int, delta: Tensor, kinds: tuple[Pass, ...], x_shape: tuple[int, ...]) -> BackwardTask:
+    def _task(
+        self, seat: int, delta: Tensor, kinds: tuple[Pass, ...], x_shape: tuple[int, ...], seed: Seed | None = None
+    ) -> BackwardTask:
         return BackwardTask(
             layer=self._layer.name,
             call=self._saved.call,
@@ -272,6 +287,7 @@ class BackwardRound:
             passes=kinds,
             x_shape=x_shape,
             row=self._desk.coefficients(self._code, seat) if self._clear else None,
+            seed=seed,
         )
 
     def _holder(self, seat: int) -> int | None:
@@ -281,6 +297,11 @@ class BackwardRound:
     @property
     def _key(self) -> tuple[object, ...]:
         return (self._layer.name, self._passes, self._share_shape)
+
+
+def _seed(shares: Shares, seat: int) -> Seed | None:
+    """What goes out in the place of a seat's share, if that is a noise row."""
+    return shares.seeds.get(seat) if isinstance(shares, MaskedShares) else None
 
 
 def _nothing(_: AbstractSet[int]) -> None:

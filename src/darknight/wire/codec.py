@@ -2,6 +2,7 @@
 
 A frame is a header (a JSON object of at most HEADER_LIMIT bytes) or a chunk of a tensor. A message is one header and
 then, for each of its tensors, ceil(bytes / CHUNK) chunks: little-endian, contiguous, all of CHUNK bytes but the last.
+A task may have a seed in the place of its tensor, in the header; no chunks follow then.
 A transport adds keys of its own to a header (the ticket, the place in shared memory) and takes them out again.
 
 Guarantees: what comes out of `unpack`, `message_from` and `reply_from` has every field, no other field, and each one of
@@ -29,10 +30,12 @@ from darknight.types import (
     Pass,
     Refusal,
     Reply,
+    Seed,
     Weights,
 )
 from darknight.wire import fields
 from darknight.wire.fields import HEADER_LIMIT, BadFrame, Header, pack, unpack
+from darknight.wire.seeds import KEY_BYTES
 
 __all__ = [
     "CHUNK",
@@ -47,6 +50,7 @@ __all__ = [
     "chunks_of",
     "form_header",
     "form_of",
+    "has_seed",
     "header_of",
     "is_refusal",
     "message_from",
@@ -152,6 +156,7 @@ def header_of(message: Message) -> Header:
                 "compute": message.compute,
                 "keep": message.keep,
                 **_form_header(message.tensor),
+                **_seed_header(message.seed),
             }
         case BackwardTask():
             return {
@@ -163,6 +168,7 @@ def header_of(message: Message) -> Header:
                 "x_shape": list(message.x_shape),
                 "row": None if message.row is None else list(message.row),
                 **_form_header(message.tensor),
+                **_seed_header(message.seed),
             }
         case Forget():
             return {
@@ -173,6 +179,15 @@ def header_of(message: Message) -> Header:
             }
 
 
+def _seed_header(seed: Seed | None) -> Header:
+    return {} if seed is None else {"seed": {"key": seed.key.hex(), "prime": seed.prime}}
+
+
+def has_seed(header: Header) -> bool:
+    """Whether a message brings a seed in the place of its tensor."""
+    return "seed" in header
+
+
 _KEYS = {
     "weights": {"kind", "layer", "version", "op", "prime", "dtype", "shape"},
     "forward": {"kind", "layer", "call", "version", "compute", "keep", "dtype", "shape"},
@@ -181,6 +196,7 @@ _KEYS = {
     "answer": {"kind", "layer", "call", "seconds", "tensors"},
     "refusal": {"kind", "message"},
 }
+_OPTIONAL = {"forward": {"seed"}, "backward": {"seed"}}
 
 
 def check_message(header: Header) -> None:
@@ -215,13 +231,15 @@ def _message(header: Header, tensor: Tensor) -> Message:
             prime=None if prime is None else fields.number(prime, least=2, limit=_INT32),
             tensor=tensor,
         )
-    call = fields.number(header["call"])
+    call, seed = fields.number(header["call"]), _seed(header)
     if kind == "forward":
         flags = {name: fields.flag(header[name]) for name in ("compute", "keep")}
-        return ForwardTask(layer=layer, call=call, version=version, tensor=tensor, **flags)
+        return ForwardTask(layer=layer, call=call, version=version, tensor=tensor, seed=seed, **flags)
     passes = tuple(a_pass(name) for name in fields.a_list(header["passes"]))
     if len(set(passes)) != len(passes):
         raise BadFrame("a pass that is asked for twice")
+    if seed is not None and header["row"] is not None:
+        raise BadFrame("a seed in the place of gradients in the clear")
     return BackwardTask(
         layer=layer,
         call=call,
@@ -230,6 +248,7 @@ def _message(header: Header, tensor: Tensor) -> Message:
         passes=passes,
         x_shape=fields.shape(header["x_shape"]),
         row=None if header["row"] is None else tuple(fields.real(value) for value in fields.a_list(header["row"])),
+        seed=seed,
     )
 
 
@@ -297,9 +316,21 @@ def _kind(header: Header, known: tuple[str, ...]) -> str:
     kind = header.get("kind")
     if type(kind) is not str or kind not in known:
         raise BadFrame(f"a header of none of these kinds: {', '.join(known)}")
-    if header.keys() != _KEYS[kind]:
+    if header.keys() != _KEYS[kind] and header.keys() - _OPTIONAL.get(kind, set()) != _KEYS[kind]:
         raise BadFrame(f"a {kind} header with other keys than {', '.join(sorted(_KEYS[kind]))}")
     return kind
+
+
+def _seed(header: Header) -> Seed | None:
+    if not has_seed(header):
+        return None
+    value = fields.an_object(header["seed"])
+    if value.keys() != {"key", "prime"}:
+        raise BadFrame("a seed with other keys than key, prime")
+    if header["dtype"] != "int32":
+        raise BadFrame("a seed of something else than int32")
+    prime = fields.number(value["prime"], least=2, limit=_INT32)
+    return Seed(key=fields.hexadecimal(value["key"], KEY_BYTES), prime=prime)
 
 
 def a_pass(value: object) -> Pass:

@@ -113,6 +113,17 @@ def _unicode(text: str) -> bool:
     return True
 
 
+def hexadecimal(value: object, count: int) -> bytes:
+    """So many bytes, in lower-case hexadecimal."""
+    try:
+        found = bytes.fromhex(text(value, 2 * count))
+    except ValueError:
+        found = b""
+    if len(found) != count or found.hex() != value:
+        raise BadFrame(f"something else where {count} bytes in hexadecimal are due")
+    return found
+
+
 def number(value: object, *, least: int = 0, limit: int = _NUMBER) -> int:
     if type(value) is not int or not least <= value < limit:  # True is an int too
         raise BadFrame(f"something else where a whole number from {least} to below {limit} is due")

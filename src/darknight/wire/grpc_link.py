@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -69,9 +70,35 @@ def connect(
     With `host` and `shared_memory` (the name of the worker's Unix socket) tensors go through shared memory.
     Raises LinkClosed if there is no such worker or it refuses, and Misbehaved if what answers is none.
     """
+    try:
+        return _connected(address, certificate, identity, host, shared_memory, timeout, handshake.PROTOCOL)
+    except _Outdated as error:  # it takes no seeds, and does everything else
+        return _connected(address, certificate, identity, host, shared_memory, timeout, error.protocol)
+
+
+class _Outdated(LinkClosed):
+    """The worker speaks an older protocol, which this enclave speaks too."""
+
+    def __init__(self, words: str, protocol: int) -> None:
+        super().__init__(words, protocol)
+        self.protocol = protocol
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _connected(
+    address: str,
+    certificate: bytes,
+    identity: Identity,
+    host: Host | None,
+    shared_memory: str | None,
+    timeout: float,
+    protocol: int,
+) -> GrpcLink:
     deadline = time.monotonic() + timeout
     door = handshake.new_token() if host is not None and shared_memory is not None else None
-    stream = _Stream(address, certificate, identity, handshake.hello(door))
+    stream = _Stream(address, certificate, identity, door, protocol)
     try:
         welcome = stream.welcomed(timeout)
         if door is not None and host is not None and shared_memory is not None:
@@ -103,7 +130,13 @@ class GrpcLink:
         for part in codec.parts_of(message) if isinstance(message, Forget) else (message,):
             self._stream.post(part)
 
+    @property
+    def takes_seeds(self) -> bool:
+        return self.welcome.protocol >= handshake.SEEDS
+
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
+        if task.seed is not None and not self.takes_seeds:
+            task = replace(task, seed=None)
         question = Question(task.layer, task.call, expected, self._stream.future())
         self._stream.ask(task, question)
         return question.future
@@ -116,8 +149,9 @@ class GrpcLink:
 class _Stream:
     """The stream, its threads, and the questions that are open."""
 
-    def __init__(self, address: str, certificate: bytes, identity: Identity, hello: bytes) -> None:
+    def __init__(self, address: str, certificate: bytes, identity: Identity, door: bytes | None, protocol: int) -> None:
         self._address = address
+        self._protocol = protocol
         self._certificate = certificate
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -137,7 +171,7 @@ class _Stream:
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
         )
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")  # no serializers: bytes both ways
-        self._call: Any = method(self._outbox.frames(hello))
+        self._call: Any = method(self._outbox.frames(handshake.hello(door, protocol)))
         self._reader = threading.Thread(target=self._read, name=f"darknight-link-{address}", daemon=True)
         _ALIVE.add(self)
         self._reader.start()
@@ -192,7 +226,7 @@ class _Stream:
                     question.collect = partial(self._lending.collect, loan, question.expected)
                     where = loan.places()
             with self._explaining, self._lock:
-                parcel = self._parcel(frame, where, task.tensor)
+                parcel = self._parcel(frame, where, task.tensor if task.seed is None else None)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
                 if self._lending is not None and loan is not None:
                     # What can be made now is: later it costs more, when others have had the processor.
@@ -316,9 +350,11 @@ class _Stream:
 
     def _take_welcome(self, frame: bytes) -> None:
         try:
-            welcome = handshake.read_welcome(frame)
+            welcome = handshake.read_welcome(frame, self._protocol)
         except handshake.Mismatch as error:
             raise LinkClosed(str(error)) from None
+        except handshake.Older as error:
+            raise _Outdated(str(error), error.protocol) from None
         if isinstance(welcome, str):
             raise LinkClosed(f"the worker refused the link: {welcome}")
         with suppress(InvalidStateError):  # the link was closed meanwhile

@@ -160,15 +160,15 @@ class WorkerServer:
         peer = self._peer(context)
         with self._newcomer(peer, context):
             found = self._received(peer, requests, context)
-            if isinstance(found, str):
-                yield handshake.refusal(found)
+            if isinstance(found, bytes):
+                yield found
                 return
         hello, session = found
         seat, visit, token = self._begun(hello, session, requests, context)
         for over in (seat.end, *([] if visit is None else [visit.cancel])):
             if not context.add_callback(over):
                 over()  # it was over before it began
-        yield handshake.welcome(self._about, token)
+        yield handshake.welcome(self._about, token, hello.protocol)
         yield from seat.frames()
         if seat.complaint:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, seat.complaint)
@@ -238,25 +238,25 @@ class WorkerServer:
             with self._lock:
                 self._newcomers[peer.fingerprint] -= 1
 
-    def _received(self, peer: Peer, requests: Any, context: Any) -> tuple[handshake.Hello, Session] | str:
-        """What the enclave says first, and its session; or why it is refused."""
+    def _received(self, peer: Peer, requests: Any, context: Any) -> tuple[handshake.Hello, Session] | bytes:
+        """What the enclave says first, and its session; or the frame that says why it is refused."""
         first = _first(requests, context)
         if first is None:
-            return "an enclave that says nothing"
+            return handshake.refusal("an enclave that says nothing")
         try:
             hello = handshake.read_hello(first)
         except handshake.Mismatch as error:
-            return str(error)
+            return handshake.refusal(str(error))
         except BadFrame as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
         if self._stopping or len(self._seats) >= self._streams:
             why = "it is stopping" if self._stopping else f"it serves {self._streams} enclaves already"
-            return f"{why}. Try again later, or use another worker."
+            return handshake.refusal(f"{why}. Try again later, or use another worker.", hello.protocol)
         try:
             return hello, self._open_session(peer)
         except DarKnightError as error:
-            return str(error)
+            return handshake.refusal(str(error), hello.protocol)
 
     def _mapped(self, visit: Visit, session: Session) -> Mapped:
         try:

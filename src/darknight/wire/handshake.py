@@ -1,12 +1,13 @@
 """The first frame in each direction: versions, and what a worker says of itself.
 
-    enclave: {"darknight": "0.1.0", "protocol": 1, "door": token or null}
-    worker:  {"darknight": "0.1.0", "protocol": 1, "door": token or null, "operator": ..., "device": ..., "memory": ...}
-         or  {"darknight": "0.1.0", "protocol": 1, "refused": why}
+    enclave: {"darknight": "0.1.0", "protocol": 2, "door": token or null}
+    worker:  {"darknight": "0.1.0", "protocol": 2, "door": token or null, "operator": ..., "device": ..., "memory": ...}
+         or  {"darknight": "0.1.0", "protocol": 2, "refused": why}
 
 "darknight" and "protocol" stay as they are in every version to come, so that any two versions can tell each other why
-they do not work together. `door`: the tokens by which both ends know each other at the worker's Unix socket, where
-shared memory is handed over.
+they do not work together. A worker answers in the protocol that it was spoken to in, if it is one of SPOKEN; an enclave
+that is refused by a worker of an older one tries again in that. `door`: the tokens by which both ends know each other
+at the worker's Unix socket, where shared memory is handed over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from darknight import __version__
 from darknight.wire import fields
 from darknight.wire.fields import BadFrame, Header, pack, unpack
 
-PROTOCOL = 1
+PROTOCOL = 2
+SPOKEN = (1, 2)  # in 1 every share is sent as it is
+SEEDS = 2  # from this one on a seed may stand for a share
 
 _TOKEN_BYTES = 16
 
@@ -28,11 +31,20 @@ class Mismatch(Exception):  # noqa: N818 - made into a refusal on one side and L
     """The two sides speak different versions of the protocol; in words, with the side to upgrade."""
 
 
+class Older(Exception):  # noqa: N818 - who dials tries again
+    """The worker refuses what was said, and speaks an older protocol that this enclave speaks too."""
+
+    def __init__(self, words: str, protocol: int) -> None:
+        super().__init__(words)
+        self.protocol = protocol
+
+
 @dataclass(frozen=True)
 class Hello:
     """What an enclave says first."""
 
     version: str
+    protocol: int
     door: bytes | None = field(repr=False)
 
 
@@ -53,21 +65,27 @@ def new_token() -> bytes:
 
 
 # --- the enclave ----------------------------------------------------------------------------------------------------
-def hello(door: bytes | None) -> bytes:
-    return pack({**_versions(), "door": None if door is None else door.hex()})
+def hello(door: bytes | None, protocol: int = PROTOCOL) -> bytes:
+    return pack({**_versions(protocol), "door": None if door is None else door.hex()})
 
 
-def read_welcome(frame: bytes) -> Welcome | str:
-    """What the worker says of itself, or why it refuses. Raises Mismatch or BadFrame."""
+def read_welcome(frame: bytes, said: int = PROTOCOL) -> Welcome | str:
+    """What the worker says of itself, or why it refuses. said: the protocol of the hello.
+
+    Raises Mismatch, Older or BadFrame.
+    """
     header = unpack(frame)
-    version = _checked_version(header, them="the worker", us="this enclave")
+    version, protocol = _checked_version(header, them="the worker", us="this enclave")
     if header.keys() == {"darknight", "protocol", "refused"}:
-        return fields.printable(fields.text(header["refused"]))
-    if header.keys() != {"darknight", "protocol", "door", "operator", "device", "memory"}:
-        raise BadFrame("a first frame with other keys than a worker's")
+        words = fields.printable(fields.text(header["refused"]))
+        if protocol < said:
+            raise Older(words, protocol)
+        return words
+    if header.keys() != {"darknight", "protocol", "door", "operator", "device", "memory"} or protocol > said:
+        raise BadFrame("a first frame with other keys than a worker's, or in another protocol than was spoken")
     return Welcome(
         version=version,
-        protocol=PROTOCOL,
+        protocol=protocol,
         operator=fields.printable(fields.text(header["operator"], 200)),
         device=fields.printable(fields.text(header["device"], 200)),
         memory=fields.number(header["memory"]),
@@ -76,11 +94,11 @@ def read_welcome(frame: bytes) -> Welcome | str:
 
 
 # --- the worker -----------------------------------------------------------------------------------------------------
-def welcome(about: Mapping[str, object], door: bytes | None) -> bytes:
-    """about: operator, device and memory (bytes)."""
+def welcome(about: Mapping[str, object], door: bytes | None, protocol: int = PROTOCOL) -> bytes:
+    """about: operator, device and memory (bytes). protocol: of the hello."""
     return pack(
         {
-            **_versions(),
+            **_versions(protocol),
             "door": None if door is None else door.hex(),
             "operator": about["operator"],
             "device": about["device"],
@@ -89,46 +107,39 @@ def welcome(about: Mapping[str, object], door: bytes | None) -> bytes:
     )
 
 
-def refusal(words: str) -> bytes:
-    return pack({**_versions(), "refused": words[: fields.NAME_LIMIT].encode(errors="replace").decode()})
+def refusal(words: str, protocol: int = PROTOCOL) -> bytes:
+    """protocol: of the hello, if that could be read."""
+    return pack({**_versions(protocol), "refused": words[: fields.NAME_LIMIT].encode(errors="replace").decode()})
 
 
 def read_hello(frame: bytes) -> Hello:
     """Raises Mismatch or BadFrame."""
     header = unpack(frame)
-    version = _checked_version(header, them="the enclave", us="this worker")
+    version, protocol = _checked_version(header, them="the enclave", us="this worker")
     if header.keys() != {"darknight", "protocol", "door"}:
         raise BadFrame("a first frame with other keys than an enclave's")
-    return Hello(version, _token(header["door"]))
+    return Hello(version, protocol, _token(header["door"]))
 
 
 # --- both -----------------------------------------------------------------------------------------------------------
-def _versions() -> Header:
-    return {"darknight": __version__, "protocol": PROTOCOL}
+def _versions(protocol: int) -> Header:
+    return {"darknight": __version__, "protocol": protocol}
 
 
-def _checked_version(header: Header, *, them: str, us: str) -> str:
+def _checked_version(header: Header, *, them: str, us: str) -> tuple[str, int]:
     """Looks at nothing but the versions: everything else may be different in another protocol."""
     version, protocol = (
         fields.printable(fields.text(header.get("darknight"), 50)),
         fields.number(header.get("protocol")),
     )
-    if protocol != PROTOCOL:
+    if protocol not in SPOKEN:
         older = them if protocol < PROTOCOL else us
         raise Mismatch(
             f"{them} speaks protocol {protocol} (darknight {version}) and {us} {PROTOCOL} (darknight {__version__}). "
             f"Upgrade {older}."
         )
-    return version
+    return version, protocol
 
 
 def _token(value: object) -> bytes | None:
-    if value is None:
-        return None
-    try:
-        token = bytes.fromhex(fields.text(value, 2 * _TOKEN_BYTES))
-    except ValueError:
-        token = b""
-    if len(token) != _TOKEN_BYTES:
-        raise BadFrame(f"something else where {_TOKEN_BYTES} bytes in hexadecimal are due")
-    return token
+    return None if value is None else fields.hexadecimal(value, _TOKEN_BYTES)

@@ -17,6 +17,7 @@ import torch
 
 from darknight.types import Answer, Expected, Forget, Message, Refusal, Reply, Task, Weights
 from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
+from darknight.wire.seeds import shadow
 from darknight.wire.transcript import Transcript
 
 
@@ -29,6 +30,8 @@ def in_process(transcript: Transcript | None = None) -> tuple[InProcessLink, InP
 
 class InProcessLink:
     """The enclave's end."""
+
+    takes_seeds = True
 
     def __init__(self, inbox: SimpleQueue[tuple[int, Message] | None]) -> None:
         self._inbox = inbox
@@ -135,4 +138,7 @@ def _complaint(reply: object, expected: Expected) -> str:
 
 
 def _copied(message: Weights | Task) -> Weights | Task:
-    return replace(message, tensor=message.tensor.clone(memory_format=torch.contiguous_format))
+    tensor = message.tensor
+    if not isinstance(message, Weights) and message.seed is not None:
+        return replace(message, tensor=shadow(tensor.dtype, tuple(tensor.shape)))
+    return replace(message, tensor=tensor.clone(memory_format=torch.contiguous_format))

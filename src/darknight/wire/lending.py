@@ -29,17 +29,23 @@ from darknight.wire.usual import places
 class Loan:
     """The blocks of one task. call: under which the worker keeps the share; None if it does not.
 
-    lent: the answer is read in place, as these tensors; None if it is copied.
+    share: None if the worker makes it from a seed. lent: the answer is read in place, as these tensors; None if it is
+    copied.
     """
 
-    share: Block
+    share: Block | None
     answers: dict[Pass, Block]
     call: int | None
     lent: dict[Pass, Tensor] | None = None
 
     def places(self) -> bytes:
         """What the worker is told of them, as a part of the task's frame."""
-        return places(self.share.place, {kind: block.place for kind, block in self.answers.items()})
+        share = None if self.share is None else self.share.place
+        return places(share, {kind: block.place for kind, block in self.answers.items()})
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [*([] if self.share is None else [self.share]), *self.answers.values()]
 
 
 @dataclass
@@ -80,21 +86,20 @@ class Lending:
         if self._released:
             with self._lock:
                 self._take_back()
-        taken = [self._memory.put(task.tensor)]
+        share = self._memory.put(task.tensor) if task.seed is None else None
         answers: dict[Pass, Block] = {}
         lent: dict[Pass, Tensor] | None = {} if expected.lent else None
         try:
             for kind, shape in expected.shapes.items():
                 answers[kind] = self._memory.reserve(prod(shape) * expected.dtype.itemsize)
-                taken.append(answers[kind])
                 if lent is not None:
                     lent[kind] = self._memory.look(answers[kind], shape, expected.dtype)
         except BaseException:
-            for block in taken:
+            for block in Loan(share, answers, None).blocks:
                 self._memory.free(block)
             raise
         call = task.call if isinstance(task, ForwardTask) and task.keep else None
-        return Loan(taken[0], answers, call, lent)
+        return Loan(share, answers, call, lent)
 
     def collect(self, loan: Loan, expected: Expected) -> dict[Pass, Tensor]:
         """Copies of the answer, as it is at this moment; or the answer itself, if it is to be read in place."""
@@ -112,7 +117,7 @@ class Lending:
         """The task was not sent, and will not be: the worker never knew of these blocks."""
         with self._lock:
             self._tasks.pop(ticket, None)
-            for block in (loan.share, *loan.answers.values()):
+            for block in loan.blocks:
                 self._memory.free(block)
             self._settle(oldest)
 
@@ -177,6 +182,8 @@ class Lending:
 
     def _put_back(self, ticket: int, loan: Loan) -> None:
         """The share of a task that was answered."""
+        if loan.share is None:
+            return
         if loan.call is None:
             self._memory.free(loan.share)
             return

@@ -42,6 +42,10 @@ class Link(Protocol):
         """
 
     @property
+    def takes_seeds(self) -> bool:
+        """Whether a seed is sent in the place of its share; if not, the share is."""
+
+    @property
     def failure(self) -> LinkError | None:
         """Why the link is broken; None while it works."""
 

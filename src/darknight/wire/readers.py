@@ -19,6 +19,7 @@ from darknight.types import Answer, BackwardTask, Expected, ForwardTask, Message
 from darknight.wire import codec, fields, usual
 from darknight.wire.codec import CHUNK, BadFrame, Form, Header
 from darknight.wire.link import LinkError
+from darknight.wire.seeds import shadow
 
 Place = tuple[int, int]  # segment and offset in shared memory
 
@@ -211,15 +212,16 @@ class MessageReader:
         place = _optional_place(header.pop("place", None))
         answers = _optional_places(header.pop("answers", None))
         codec.check_message(header)
-        form = codec.form_of(header)
-        if (place is not None and (form is None or self._at is None)) or (answers is not None and place is None):
+        form, seeded = codec.form_of(header), codec.has_seed(header)
+        shared = self._at is not None and (place is not None or seeded)
+        if (place is not None and (form is None or seeded)) or ((place, answers) != (None, None) and not shared):
             raise BadFrame("a place in shared memory, on a link or for a message that has none")
         if form is None:
             self._filling, self._finish = _Filling([]), lambda: Received(ticket, codec.message_from(header, None))
             return
-        following = codec.nbytes_of(form) if place is None else 0
+        following = codec.nbytes_of(form) if place is None and not seeded else 0
         try:
-            tensor = self._tensor(place, form)
+            tensor = self._tensor(place, form, seeded)
         except (OpError, RuntimeError, MemoryError) as error:  # torch raises RuntimeError when the system has no more
             version = fields.number(header["version"]) if header["kind"] == "weights" else None
             left_out = TooLarge(layer=fields.text(header["layer"]), version=version, reason=str(error))
@@ -228,11 +230,11 @@ class MessageReader:
         self._filling = _Filling([(following, raw(tensor) if following else None)])
         self._finish = lambda: Received(ticket, codec.message_from(header, tensor), answers)
 
-    def _tensor(self, place: Place | None, form: Form) -> Tensor:
+    def _tensor(self, place: Place | None, form: Form, seeded: bool) -> Tensor:
         if place is not None and self._at is not None:
             return self._at(place, form)
         self._admit(codec.nbytes_of(form))
-        return self._allocate(form)
+        return shadow(*form) if seeded else self._allocate(form)  # whoever computes makes it from the seed
 
 
 def _optional_place(value: object) -> Place | None:

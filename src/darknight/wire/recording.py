@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from darknight.types import Answer, Forget, Message, Record, Reply, TooLarge
+from darknight.types import Answer, Forget, Message, Record, Reply, Task, TooLarge, Weights
 from darknight.wire import codec
 from darknight.wire.link import Seat
+from darknight.wire.seeds import share_of
 from darknight.wire.transcript import Transcript
 
 _log = logging.getLogger("darknight.wire")
@@ -62,7 +63,7 @@ class RecordingSeat:
         found = self._seat.read()
         if found is not None and not isinstance(found[1], TooLarge):  # of what was too large nothing was kept
             message = found[1]
-            tensors = [] if isinstance(message, Forget) else [message.tensor]
+            tensors = [] if isinstance(message, Forget) else [_tensor_of(message)]
             self._send(_RECEIVED, codec.header_of(message), tensors)
         return found
 
@@ -192,6 +193,10 @@ class Recording:
 def _check(sock: socket.socket) -> None:
     if sock.type != socket.SOCK_SEQPACKET:
         raise ValueError("a recording needs a socket of whole packets; make it with recording_pair().")
+
+
+def _tensor_of(message: Weights | Task) -> Tensor:
+    return message.tensor if isinstance(message, Weights) else share_of(message)
 
 
 def _pieces(tensors: list[Tensor]) -> Iterator[memoryview]:

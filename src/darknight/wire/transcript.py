@@ -1,8 +1,9 @@
-"""What a worker received and sent, in order, as it was on the wire."""
+"""What a worker received and sent, in order, as it was on the wire; of a seed, the share that it is in the place of."""
 
 from __future__ import annotations
 
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Record, Refusal, Reply, Weights
+from darknight.wire.seeds import share_of
 
 
 class Transcript:
@@ -28,15 +29,17 @@ class Transcript:
                 self._add(Record(message.layer, "weights", message.version, message.tensor, detail))
             case ForwardTask():
                 detail = {"version": message.version, "compute": message.compute, "keep": message.keep}
-                self._add(Record(message.layer, "forward.share", message.call, message.tensor, detail))
+                detail["seed"] = message.seed
+                self._add(Record(message.layer, "forward.share", message.call, share_of(message), detail))
             case BackwardTask():
                 detail = {
                     "version": message.version,
                     "passes": message.passes,
                     "x_shape": message.x_shape,
                     "row": message.row,
+                    "seed": message.seed,
                 }
-                self._add(Record(message.layer, "backward.share", message.call, message.tensor, detail))
+                self._add(Record(message.layer, "backward.share", message.call, share_of(message), detail))
             case Forget():
                 pass  # numbers of calls and versions; no tensor
 

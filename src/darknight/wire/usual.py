@@ -36,6 +36,8 @@ def task_frame(task: Task) -> bytes:
         return pack(codec.header_of(task))
     whose = f'"layer":{_word(task.layer)},"call":{task.call},"version":{task.version}'
     form = _form(task.tensor.dtype, task.tensor.shape)
+    if task.seed is not None:
+        form = f'{form},"seed":{{"key":"{task.seed.key.hex()}","prime":{task.seed.prime}}}'
     if isinstance(task, ForwardTask):
         flags = f'"compute":{_FLAGS[task.compute]},"keep":{_FLAGS[task.keep]}'
         return _within(f'{{"kind":"forward",{whose},{flags},{form}}}'.encode())
@@ -53,13 +55,16 @@ def posted_frame(message: Weights | Forget) -> bytes:
     return frame
 
 
-def places(share: tuple[int, int], answers: Mapping[Pass, tuple[int, int]] | None = None) -> bytes:
-    """The part of a frame that says where its tensor is in shared memory, and for a task where its answers are due."""
-    segment, offset = share
+def places(share: tuple[int, int] | None, answers: Mapping[Pass, tuple[int, int]] | None = None) -> bytes:
+    """The part of a frame that says where its tensor is in shared memory, and for a task where its answers are due.
+
+    share: None of a task with a seed.
+    """
+    place = b"" if share is None else b'"place":[%d,%d]' % share
     if answers is None:
-        return b'"place":[%d,%d]' % share
+        return place
     due = ",".join([f'"{kind.value}":[{number},{begin}]' for kind, (number, begin) in answers.items()])
-    return f'"place":[{segment},{offset}],"answers":{{{due}}}'.encode()
+    return b'%b%b"answers":{%b}' % (place, b"," if place else b"", due.encode())
 
 
 def ticketed(frame: bytes, ticket: int, where: bytes | None) -> bytes:

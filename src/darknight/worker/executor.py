@@ -13,6 +13,7 @@ from darknight.errors import OpError
 from darknight.ops import BilinearOp, either, from_spec
 from darknight.ops.estimate import Reach, task_bytes
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Pass, TooLarge, Weights
+from darknight.wire.seeds import scratch_bytes, share_of
 from darknight.worker.budget import Budget
 from darknight.worker.engine import Engine, LocalEngine
 
@@ -121,14 +122,16 @@ class Executor:
 
     def _compute(self, task: ForwardTask | BackwardTask) -> Answer:
         kept = self._lookup(task)
+        if task.seed is not None and task.seed.prime != kept.weights.prime:
+            raise OpError(f"layer {task.layer}: a seed of another field than the weights'.")
         keeps = isinstance(task, ForwardTask) and task.keep
         if keeps:
             self._budget.keep(task.call, task.tensor.nbytes)
         try:
-            own = 0 if keeps else task.tensor.nbytes
+            own = scratch_bytes(task) + (0 if keeps else task.tensor.nbytes)
             with self._budget.working(own + task_bytes(task, kept.weights, kept.op, kept.reach)), self._turn:
                 begun = time.perf_counter()
-                share = self._engine.place(task.tensor)
+                share = self._engine.place(share_of(task))
                 if isinstance(task, ForwardTask):
                     tensors = self._forward(task, share, kept)
                 else:

@@ -194,7 +194,7 @@ class WorkerSession:
             fields = {"peer": self.peer.fingerprint, "calls": len(message.calls), "weights": len(message.weights)}
             _log.debug("evicted", extra={"fields": {**fields, "everything": message.everything}})
         elif not isinstance(message, TooLarge):
-            self._metrics.received.inc(message.tensor.nbytes)
+            self._metrics.received.inc(0 if message.tensor.is_meta else message.tensor.nbytes)  # a seed is no tensor
         if isinstance(reply, Refusal):
             self._refused += 1
             fields = {"peer": self.peer.fingerprint, "message": type(message).__name__, "reason": reply.message}

@@ -17,18 +17,18 @@ from darknight.audit.recording import Recording
 from darknight.audit.scene import Scene, default_scheme
 from darknight.audit.twister import NEEDED, Twister, recovered
 from darknight.coding import Field, Scheme, draw_code, field, virtual_batches
-from darknight.randomness import Randomness, Stream
+from darknight.randomness import Branch, Randomness
 from darknight.report import Row, image_rows
 
 _PREDICTED = 0.5  # share of masks, between guessing and knowing
 _IMAGES, _SHOWN = 64, 8
 
 
-class TorchMasks(Stream):
+class TorchMasks(Branch):
     """Masks by torch.randint, as a careless implementation would make them: one generator, one draw after another."""
 
     def __init__(self, prime: int) -> None:
-        super().__init__(bytes(32), 0)
+        super().__init__(bytes(32))
         self._prime = prime
         self._generator = torch.Generator()
         self._generator.seed()  # from the operating system: the seed is not what is guessed
@@ -36,6 +36,9 @@ class TorchMasks(Stream):
     def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         masks = torch.randint(self._prime, (count,), dtype=dtype, generator=self._generator)
         return masks if out is None else out.copy_(masks)
+
+    def branches(self, count: int) -> list[Branch]:
+        return [self] * count
 
 
 def run(scene: Scene) -> Sequence[Finding]:
