@@ -7,10 +7,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import darknight as dk
+from darknight.coding import PRIME_25, PRIME_28
 from darknight.fleet import Fleet, Member
 from darknight.models import build_model
 from darknight.plan import make_plan, memory
-from darknight.wire import in_process
+from darknight.types import Seed
+from darknight.wire import in_process, seeds
 from darknight.worker import Executor, serve
 from darknight.worker.budget import OVERHEAD, Budget
 from plan.requests import BATCH, CLASSES, SHAPE, request
@@ -86,6 +88,21 @@ def peak_of(work):
         now += event.nbytes()
         peak = max(peak, now)
     return peak
+
+
+@pytest.mark.parametrize("prime", [PRIME_25, PRIME_28])
+def test_what_a_share_from_a_seed_takes_beside_it_is_planned_for(prime):
+    for count in (1, 1000, 1 << 20, 1 << 30):
+        task = memory.ForwardTask(
+            layer="",
+            call=0,
+            version=0,
+            tensor=seeds.shadow(torch.int32, (count,)),
+            compute=True,
+            keep=False,
+            seed=Seed(key=bytes(32), prime=prime),
+        )
+        assert 0 < seeds.scratch_bytes(task) <= memory._SEED
 
 
 @pytest.mark.parametrize("arithmetic", [{}, {"arithmetic": "real", "leakage_target": 1e-2}], ids=["field", "real"])

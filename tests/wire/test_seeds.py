@@ -243,7 +243,7 @@ def test_a_seed_too_large_for_the_worker_is_refused_in_words():
 
 
 def test_an_older_worker_is_sent_the_share_itself():
-    """It knows no seeds, and says so in the only way it has: it refuses the protocol. It is dialled again in its own."""
+    """It knows no seeds, and says so in the only way it has: by its protocol. It is dialled again in that."""
     enclave, said, received = Identity.create(ENCLAVE), [], []
 
     def welcome():

@@ -1,11 +1,14 @@
 """The worker's executor: exact products, and a refusal in words for what it cannot do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from darknight.errors import OpError
 from darknight.ops import field, from_spec
-from darknight.types import BackwardTask, Forget, ForwardTask, OpSpec, Pass, TooLarge, Weights
+from darknight.types import BackwardTask, Forget, ForwardTask, OpSpec, Pass, Seed, TooLarge, Weights
+from darknight.wire import seeds
 from darknight.worker import Executor
 from darknight.worker.budget import Budget
 from ops.cases import CASES
@@ -181,3 +184,92 @@ def test_a_task_that_does_not_fit_leaves_nothing_behind():
     task = BackwardTask(layer="a", call=1, version=1, tensor=more, passes=(Pass.GRAD_WEIGHT,), x_shape=other)
     with pytest.raises(OpError, match="the input share kept for call 1 has shape"):
         worker.handle(task)
+
+
+# --- seeds in the place of shares -------------------------------------------------------------------------------------
+SEED = Seed(key=bytes(range(32)), prime=PRIME)
+
+
+def shadowed(task, shape):
+    """As the reader gives it: the form of the share, and its seed."""
+    return replace(task, tensor=seeds.shadow(torch.int32, shape), seed=SEED)
+
+
+@pytest.mark.parametrize("case", CASES[:6], ids=lambda case: case.label)
+def test_a_seed_is_computed_with_and_kept_as_the_share_would_be(case):
+    w = torch.randint(-500, 500, case.w_shape, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    x, delta_shape = seeds.expanded(SEED, case.x_shape), case.op.output_shape(case.x_shape, case.w_shape)
+    delta = seeds.expanded(SEED, delta_shape)
+    passes = (Pass.GRAD_INPUT, Pass.GRAD_WEIGHT)
+    backward = BackwardTask(layer="a", call=1, version=1, tensor=delta, passes=passes, x_shape=case.x_shape)
+    plain, seeded = Executor(), Executor()
+    for worker in (plain, seeded):
+        worker.handle(weights(case.op, w))
+    for task, shape in ((forward(x), case.x_shape), (backward, delta_shape)):
+        wanted, found = plain.handle(task), seeded.handle(shadowed(task, shape))
+        assert found.tensors.keys() == wanted.tensors.keys()
+        assert all(torch.equal(found.tensors[kind], wanted.tensors[kind]) for kind in wanted.tensors)
+    seeded.handle(Forget(calls=(1,)))
+    with pytest.raises(OpError, match="no input share"):
+        seeded.handle(shadowed(backward, delta_shape))
+
+
+class Untouched:
+    """Stands where seeds are made into shares, and must not be reached."""
+
+    def __call__(self, *given):
+        pytest.fail("memory was taken before it was granted")
+
+
+def test_what_cannot_be_done_is_refused_before_a_seed_is_made_into_a_share(monkeypatch):
+    case = CASES[0]
+    share = forward(torch.zeros(case.x_shape, dtype=torch.int32))
+    budget = Budget(1 << 22)
+    worker = Executor(budget=budget)
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    worker.handle(shadowed(share, case.x_shape))  # the control: there is room for this one
+    held = budget.held
+    monkeypatch.setattr(seeds, "expanded", Untouched())
+    giant = (1 << 30, *case.x_shape[1:])
+    others = replace(SEED, prime=97)
+    refused = {
+        "no room": shadowed(replace(share, call=2), giant),
+        "never arrived": shadowed(replace(share, version=9, call=3), case.x_shape),
+        "another field": replace(shadowed(replace(share, call=4), case.x_shape), seed=others),
+    }
+    for words, task in refused.items():
+        with pytest.raises(OpError, match=words):
+            worker.handle(task)
+        assert budget.held == held
+    with pytest.raises(OpError):  # a form that does not fit the weights
+        worker.handle(shadowed(replace(share, call=5), (3, 1, 1, 1, 1)))
+
+
+def test_a_seed_in_real_arithmetic_is_refused():
+    case = CASES[0]
+    worker = Executor()
+    worker.handle(replace(weights(case.op, torch.ones(case.w_shape)), prime=None))
+    with pytest.raises(OpError, match="another field"):
+        worker.handle(shadowed(forward(torch.zeros(case.x_shape)), case.x_shape))
+
+
+def test_making_the_share_is_a_part_of_the_turn(monkeypatch):
+    """Sessions share a processor fairly, whatever an enclave has its worker expand."""
+    case, inside, made = CASES[0], [], seeds.expanded
+
+    class Turn:
+        def __enter__(self):
+            inside.append(True)
+
+        def __exit__(self, *error):
+            inside.pop()
+
+    def expanded(seed, shape):
+        assert inside
+        return made(seed, shape)
+
+    monkeypatch.setattr(seeds, "expanded", expanded)
+    worker = Executor(Turn())
+    worker.handle(weights(case.op, torch.ones(case.w_shape, dtype=torch.int32)))
+    answer = worker.handle(shadowed(forward(torch.zeros(case.x_shape, dtype=torch.int32)), case.x_shape))
+    assert Pass.FORWARD in answer.tensors

@@ -20,10 +20,10 @@ from darknight.types import BackwardTask, ForwardTask, Seed
 
 KEY_BYTES = 32
 
-_PIECE = 1 << 18  # numbers at a time
+_PIECE = 1 << 16  # numbers at a time
 _ZEROS = memoryview(bytes(4 * _PIECE))
 _REDRAWN = 32  # bytes for each number that is drawn again: its place, the number, and copies of both
-_FEW = 1 << 16
+_FEW = 1 << 10
 
 
 def shadow(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -56,9 +56,9 @@ def scratch_bytes(task: ForwardTask | BackwardTask) -> int:
     """What making a share takes for a moment beside it: more than that with less than one chance in 2^400."""
     if task.seed is None:
         return 0
-    values = 1 << (task.seed.prime - 1).bit_length()
-    redrawn = task.tensor.numel() * (values - task.seed.prime) // values
-    return _REDRAWN * (2 * redrawn + _FEW) + 16 * _PIECE
+    values, count = 1 << (task.seed.prime - 1).bit_length(), task.tensor.numel()
+    redrawn = count * (values - task.seed.prime) // values
+    return _REDRAWN * min(count, 2 * redrawn + _FEW) + 2 * min(count, _PIECE)
 
 
 def _words(keystream: Any, count: int) -> Tensor:
