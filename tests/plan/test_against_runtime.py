@@ -58,7 +58,9 @@ class Done:
         assert not self.ledger.missed
 
     def bytes(self, kind, layer=None):
-        return sum(each.tensor.nbytes for each in self.records if each.kind == kind and layer in (None, each.layer))
+        """Of tensors; a share that came as a seed was none on the wire."""
+        found = (each for each in self.records if each.kind == kind and layer in (None, each.layer))
+        return sum(each.tensor.nbytes for each in found if each.detail.get("seed") is None)
 
 
 def compare_traffic(predicted, done, layer=None):

@@ -10,12 +10,13 @@ import os
 import random
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from darknight.errors import OpError
-from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Pass, Refusal, TooLarge, Weights
+from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Pass, Refusal, Seed, TooLarge, Weights
 from darknight.wire import codec, handshake, readers
 from darknight.wire.codec import BadFrame
 from darknight.wire.grpc_link import connect
@@ -30,6 +31,7 @@ from wire.rogue import raw_stream, rogue_worker
 CHUNK = 256  # so that small tensors have several chunks
 LIMIT = 4000  # bytes of one tensor that a session has room for: less than the largest below
 SEGMENT = 8192
+SEED = Seed(key=bytes(range(32)), prime=2**28 - 57)
 NUMBERS = [-1, 0, 1, 2, 7, 2**31, 2**40 - 1, 2**40, 2**62, 2**63, 2**64, 10**30, 1.5, True]
 JUNK = [None, "", "x", [], {}, [1], {"a": 1}, [[1, 2]], "\ud800", "x" * 2000, [2**39, 1], *NUMBERS]
 
@@ -65,6 +67,8 @@ def messages(rng):
         backward(1, torch.ones(2, size, dtype=torch.float64)),
         Forget(calls=(1, 2), weights=(("net.0", 3),)),
         task(2, torch.zeros(3, size, dtype=torch.int64)),
+        replace(task(3, torch.zeros(size, 3, dtype=torch.int32), keep=True), seed=SEED),
+        replace(backward(4, torch.zeros(2, size, dtype=torch.int32)), seed=SEED),
     ]
     rng.shuffle(made)
     return made
@@ -76,11 +80,13 @@ def frames_of_messages(rng, *, placed=False):
     for ticket, message in enumerate(messages(rng), start=1):
         header = {**codec.header_of(message), "ticket": ticket}
         if placed and not isinstance(message, Forget):
-            header["place"] = [1, 64 * rng.randrange(8)]
+            if not codec.has_seed(header):
+                header["place"] = [1, 64 * rng.randrange(8)]
             if not isinstance(message, Weights):
                 header["answers"] = {"forward": [1, 0]}
         frames.append(codec.pack(header))
-        frames += [] if placed or isinstance(message, Forget) else data_of(message.tensor)
+        if not (placed or isinstance(message, Forget) or codec.has_seed(header)):
+            frames += data_of(message.tensor)
     return frames
 
 
@@ -166,7 +172,7 @@ def change(rng, frames, at):
         holder[key] = rng.choice(JUNK)
     elif isinstance(holder, dict):
         del holder[key]
-        holder[rng.choice(["place", "answers", "code", "kind"])] = rng.choice(JUNK)
+        holder[rng.choice(["place", "answers", "seed", "code", "kind"])] = rng.choice(JUNK)
     frames[at] = json.dumps(header).encode()
 
 
@@ -192,7 +198,7 @@ def mutated(rng, frames):
 # --- the worker's reader --------------------------------------------------------------------------------------------
 def read_messages(frames, *, placed=False):
     """What a worker's reader makes of the frames: the kinds of results."""
-    store, admitted = Store(), 0
+    store, admitted, seeded = Store(), 0, 0
 
     def admit(nbytes):
         nonlocal admitted
@@ -208,14 +214,28 @@ def read_messages(frames, *, placed=False):
             outcomes.append("refused")
             break
         finally:
-            assert store.bytes == admitted
+            assert store.bytes <= admitted
         if found is not None:
+            seeded += 0 if placed else seeded_bytes(found.message)
             outcomes.append(type(found.message).__name__)
             assert found.ticket > ticket
             ticket = found.ticket
             assert isinstance(found.message, Weights | ForwardTask | BackwardTask | Forget | TooLarge)
             assert placed or found.answers is None
+    assert placed or store.bytes == admitted - seeded
     return outcomes
+
+
+def seeded_bytes(message):
+    """Room that was granted for a share which whoever computes will make."""
+    seed = getattr(message, "seed", None)
+    if seed is None:
+        return 0
+    assert message.tensor.is_meta
+    assert message.tensor.dtype == torch.int32
+    assert len(seed.key) == 32
+    assert 2 <= seed.prime < 2**31
+    return message.tensor.nbytes
 
 
 def test_the_workers_reader(full):

@@ -6,6 +6,7 @@ writes replies. The transcript of a worker is taken in its seat, where it reads 
     grpc_link, grpc_seat    one gRPC stream under mutual TLS: tls, identity, handshake; codec, fields, readers, seat
     shared_memory, mapped   tensors between processes of one machine, beside gRPC: doors, segments, arena, lending;
                             bell, switchboard; usual
+    seeds                   shares that come as a key, and what a worker makes of them
     inprocess               both ends in one process
     recording               what a worker of this machine saw, for whoever started it
     hostile                 a worker that lies, for tests: plan, tampering, hearsay
