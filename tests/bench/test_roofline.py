@@ -44,7 +44,7 @@ def moved(read, written):
 
 def test_a_training_step_of_one_layer_by_hand():
     floor = floor_of(one_layer(), SCHEME, {"fc"})
-    sent = 5 * SHARE_X, 5 * SHARE_Y  # there and back again
+    sent = 4 * SHARE_X, 4 * SHARE_Y  # there and back again; the fifth is a seed
     came = 4 * SHARE_Y, 4 * SHARE_X, 5 * W  # y, the gradient of x, that of the weight
     assert floor.apart == {
         "weights": moved(2 * W, W + W // 2),
@@ -75,7 +75,7 @@ def test_inference_sends_no_weights_and_has_nothing_behind_it():
     floor = floor_of(one_layer(training=False), SCHEME.for_inference(), {"fc"})
     assert floor.apart.keys() == {"weights", "scale", "encode", LINKS, "decode", "check", KEPT}
     assert floor.apart["weights"] == moved(2 * W, 0)  # that they did not change is seen every time
-    assert floor.sealed == 4 * 4 * (SHARE_X + SHARE_Y)
+    assert floor.sealed == 4 * (3 * SHARE_X + 4 * SHARE_Y)
     assert floor.apart["check"] == moved(X + Y + W, 0)
 
 

@@ -2,12 +2,13 @@
 
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from darknight.coding import PRIME_28
 from darknight.fleet import Fleet, Member
 from darknight.types import BackwardTask, Forget, ForwardTask, Refusal
 from darknight.wire import LinkClosed, LinkError, in_process
+from darknight.wire.seeds import share_of
 from darknight.worker import Executor, serve
 
 
@@ -42,7 +43,7 @@ class FaultySeat:
     def read(self):
         found = self._seat.read()
         if found is not None and isinstance(found[1], ForwardTask | BackwardTask):
-            self._plan.seen.append(found[1])
+            self._plan.seen.append(replace(found[1], tensor=share_of(found[1])))
         if found is not None and isinstance(found[1], Forget):
             self._plan.forgot += found[1].calls
         return found

@@ -231,7 +231,9 @@ def site(tmp_path_factory):
     answers = [future.result() for future in futures]
     certificates = [_der(folder / name / CERTIFICATE_FILE) for name in (*OPERATORS, "enclave")]
     quantised = (images * 512).to(torch.int32)  # as an enclave without masks would send them
-    tensors = [message.tensor for message in messages] + [t for answer in answers for t in answer.tensors.values()]
+    seeds = [message.seed for message in messages if not isinstance(message, Weights) and message.seed is not None]
+    sent = [message.tensor for message in messages if isinstance(message, Weights) or message.seed is None]
+    tensors = sent + [t for answer in answers for t in answer.tensors.values()]
     return SimpleNamespace(
         conversations=[conversation for tap in taps for conversation in tap.conversations],
         messages=messages,
@@ -239,10 +241,17 @@ def site(tmp_path_factory):
         certificates=certificates,
         images=(images, quantised),
         nbytes=sum(tensor.nbytes for tensor in tensors),
-        words=[*(word.encode() for word in LAYERS + OPERATORS), b'"name":"conv"', b'"name":"linear"', b'"shape":['],
+        words=[
+            *(word.encode() for word in LAYERS + OPERATORS),
+            b'"name":"conv"',
+            b'"name":"linear"',
+            b'"shape":[',
+            b'"seed":',
+        ],
         material={
             "weights": _windows_of(message.tensor for message in messages if isinstance(message, Weights)),
             "shares": _windows_of(message.tensor for message in messages if not isinstance(message, Weights)),
+            "seeds": np.unique(np.concatenate([windows(seed.key.hex().encode()) for seed in seeds])),
             "answers": _windows_of(tensor for answer in answers for tensor in answer.tensors.values()),
             "images": _windows_of([images]),
             "quantised images": _windows_of([quantised]),
