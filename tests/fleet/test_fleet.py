@@ -281,3 +281,16 @@ def test_a_worker_that_is_put_out_gets_nothing_more_and_can_come_back():
                 fleet.expel(number, "nobody")
             with pytest.raises(FleetError, match=f"no worker {number}"):
                 fleet.readmit(number)
+
+
+def test_an_answer_after_one_that_is_late_is_not_waited_for():
+    """It cannot come first. Who waited for each would lose the deadline as often as tasks are under way."""
+    task = ForwardTask(layer="a", call=1, version=1, tensor=torch.zeros(1), compute=False, keep=True)
+    nothing = Expected({}, torch.int32, None)
+    with Fleet([Member("mute", "a", lambda: in_process()[0])]) as fleet:
+        first, second = (fleet.ask(0, task, nothing) for _ in range(2))
+        begun = time.monotonic()
+        assert set(fleet.gather({0: first}, {0: nothing}, within=0.1).lost) == {0}
+        assert set(fleet.gather({0: second}, {0: nothing}, within=120.0).lost) == {0}
+        assert time.monotonic() - begun < 60.0
+        assert not fleet.ready(0)

@@ -4,7 +4,7 @@ Pure functions; no I/O, clock, logging or global randomness. README.md maps word
 """
 
 from darknight.coding.arithmetic import PRIME_25, PRIME_28, WITNESS, Field, Real
-from darknight.coding.batches import group_count, joined, virtual_batches
+from darknight.coding.batches import group_count, joined, virtual_batches, without_padding
 from darknight.coding.code import Code, Mixing, decoder
 from darknight.coding.draw import draw_code
 from darknight.coding.finish import Finish
@@ -27,4 +27,5 @@ __all__ = [
     "group_count",
     "joined",
     "virtual_batches",
+    "without_padding",
 ]

@@ -24,3 +24,11 @@ def virtual_batches(batch: Tensor, inputs: int) -> Tensor:
 def joined(groups: Tensor, examples: int) -> Tensor:
     """The inverse: (group, input, ...) -> (example, ...), without the padding rows."""
     return groups.flatten(0, 1)[:examples]
+
+
+def without_padding(batch: Tensor, examples: int) -> Tensor:
+    """The first examples of a batch that nothing else refers to, in the same memory: as no view of anything."""
+    if examples == len(batch):
+        return batch
+    shape = (examples, *batch.shape[1:])
+    return batch.new_empty(0).set_(batch.untyped_storage(), batch.storage_offset(), shape, batch.stride())

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from darknight.coding.batches import group_count, joined
+from darknight.coding.batches import group_count, joined, without_padding
 from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.coding.finish import Finish
 from darknight.coding.shares import MaskedShares
@@ -118,21 +118,26 @@ def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:
 
 
 def decode_values(
-    mixing: Mixing, replies: Mapping[int, Tensor], prime: int, exponent: int, examples: int
+    mixing: Mixing,
+    replies: Mapping[int, Tensor],
+    prime: int,
+    exponent: int,
+    examples: int,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same for so many examples (example, *feature), and beside it times 2^-exponent, as float32, in one pass.
 
     The floats are no view of anything: a layer gives them away, and what follows it may write to them. Each answer is
     read once (`kernels.unmask`), and NotResidues raised if that was outside the field, used or not.
+    into: integers and floats (group * input, *feature), padding included, to be written and returned without it.
     """
-    rows, matrix, answers, results = _decoding(mixing, replies, prime)
-    floats = torch.empty(results.shape[0] * results.shape[1], *results.shape[2:], dtype=torch.float32)
+    rows, matrix, answers, results = _decoding(mixing, replies, prime, None if into is None else into[0])
+    shape = (results.shape[0] * results.shape[1], *results.shape[2:])
+    floats = torch.empty(shape, dtype=torch.float32) if into is None else into[1]
     groups = floats.view(results.shape).transpose(0, 1)
     outside = unmask(matrix, answers, prime, exponent, out=results.transpose(0, 1), floats=groups)
     _refuse_outside(rows, outside, replies, prime)
-    if examples < len(floats):
-        floats = floats.new_empty(0).set_(floats.untyped_storage(), 0, (examples, *floats.shape[1:]), floats.stride())
-    return joined(results, examples), floats
+    return joined(results, examples), without_padding(floats, examples) if into is None else floats[:examples]
 
 
 def decode_weighed(
@@ -143,13 +148,15 @@ def decode_weighed(
     examples: int,
     weighing: Weighing,
     finish: Finish | None = None,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """The floats alone, finished, and what the check needs of the integers (`kernels.unmask_weighed`), of which none is
-    written. None where nothing was compiled for it: decode, weigh and finish then.
+    written. None where nothing was compiled for it: decode, weigh and finish then. into: the floats, to be written.
     """
     rows, matrix = decoder(mixing, prime, replies)
     answers = [replies[row] for row in rows]
-    floats = torch.empty(examples, *same_shape(answers).shape[1:], dtype=torch.float32)
+    shape = (examples, *same_shape(answers).shape[1:])
+    floats = torch.empty(shape, dtype=torch.float32) if into is None else into
     found = unmask_weighed(
         _integers(matrix),
         answers,
@@ -211,13 +218,14 @@ def decode_gradient_weighed(
 
 
 def _decoding(
-    mixing: Mixing, replies: Mapping[int, Tensor], prime: int
+    mixing: Mixing, replies: Mapping[int, Tensor], prime: int, into: Tensor | None = None
 ) -> tuple[tuple[int, ...], list[list[int]], list[Tensor], Tensor]:
-    """Rows and L, the answers that it is for, and memory for (group, input, *feature)."""
+    """Rows and L, the answers that it is for, and memory for (group, input, *feature): `into`, if that is given."""
     rows, matrix = decoder(mixing, prime, replies)
     answers = [replies[row] for row in rows]
     some = same_shape(answers)
-    results = torch.empty(some.shape[0], mixing.inputs, *some.shape[1:], dtype=torch.int32)
+    shape = (some.shape[0], mixing.inputs, *some.shape[1:])
+    results = torch.empty(shape, dtype=torch.int32) if into is None else into.view(shape)
     return rows, _integers(matrix), answers, results
 
 

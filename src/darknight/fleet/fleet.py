@@ -179,6 +179,10 @@ class Fleet:
         answered: list[float] = []
         waiting = {future: worker for worker, future in asked.items()}
         outcome, refused = Outcome(), set()
+        for future, worker in [*waiting.items()]:
+            if self._lines[worker].owes and not future.done():  # this one comes after what it owes
+                outcome.lost[worker] = self._lines[worker].late(future, 0.0)
+                del waiting[future]
         with attended(asked.values()) as first_done:
             while waiting:
                 due = self._deadlines.due(key, asked=asked, times=times) if within is None else within

@@ -72,6 +72,11 @@ class Line:
         return there and not self._owed and self._clock() >= self._ready_at
 
     @property
+    def owes(self) -> bool:
+        """Answers that were due."""
+        return self._owed > 0
+
+    @property
     def broken(self) -> bool:
         """Dialling again could help."""
         link = self._link

@@ -15,7 +15,8 @@ Guarantees: of a layer call's three passes together, a result that differs from 
     repetitions and three passes: 3 * (9 * 2^-24)^2 < 2^-40. A pass is checked again for every liar that was found and
     every result that left the range, and each time is another chance: a `further` check has three repetitions, so that
     2^18 of them fit into what is left, 3 * (9 * 2^-24)^2 + 2^18 (9 * 2^-24)^3 < 2^-40. While everybody is honest there
-    is none, and it costs nothing. The same holds for noticing a wrap-around.
+    is none, and it costs nothing. The same holds for noticing a wrap-around. Of a batch in chunks each is checked by
+    itself: the first wrong result that is looked at counts, as all checks of the call that follow it are `further`.
 Assumes: the vectors are fresh, secret and independent of the answers, which were received before they are drawn (what
     the runtime does about it: tests/runtime/test_check_vectors.py);
     operands are integers of magnitude at most p/2 (centre residues first); shapes are the caller's, not a worker's.

@@ -11,7 +11,8 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,6 +56,25 @@ class Order:
         return sum(task.tensor.nbytes for task in tasks if task.seed is None or not seeds)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Asked:
+    """Orders that are with their workers. answers: by worker, to its task; first: to the share that went before it.
+
+    lost: workers that could not be reached. since: when they were asked, on the clock of performance.
+    """
+
+    orders: Mapping[int, Order]
+    answers: dict[int, Future[Answer]]
+    first: dict[int, Future[Answer]]
+    lost: dict[int, WorkerError]
+    since: float
+
+    def abandon(self) -> None:
+        """Nobody will wait for these answers: they are dropped when they come. Workers are none the worse for it."""
+        for future in (*self.first.values(), *self.answers.values()):
+            future.cancel()
+
+
 @dataclass(frozen=True, eq=False)
 class Round:
     """Answers by seat, and who gave them; why workers gave none; `refused` said so in words, and live on.
@@ -78,6 +98,7 @@ class Crew:
         self._fleet = fleet
         self._ledger = ledger
         self._prime = prime
+        self._nothing = Expected({}, torch.int32, prime)  # of an answer without tensors
         self.seats = Seats(scheme, fleet)
         self.custody = Custody(fleet.operators, scheme.colluders, one_operator=fleet.insecure_one_operator)
         self._epochs: dict[int, int] = {}  # by worker: the epoch in which it was last given weights
@@ -112,50 +133,44 @@ class Crew:
         return holder[0]
 
     # --- work -------------------------------------------------------------------------------------------------------
-    def run(
-        self,
-        layer: Layer,
-        weights: SentWeights,
-        orders: Mapping[int, Order],
-        key: Hashable,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Round:
-        """Gives every order to its worker, does `meanwhile`, and waits. The ledger hears of every answer missing."""
-        found = self._round(weights, orders, key, meanwhile)
+    def asking(self) -> AbstractContextManager[None]:
+        """While it is open, answers are taken by who waits for them, in this thread."""
+        return self._fleet.asking()
+
+    def run(self, layer: Layer, weights: SentWeights, orders: Mapping[int, Order], key: Hashable) -> Round:
+        """Gives every order to its worker, and waits."""
+        with self.asking():
+            return self.wait(layer, self.ask(layer, weights, orders), key)
+
+    def ask(self, layer: Layer, weights: SentWeights, orders: Mapping[int, Order]) -> Asked:
+        """Gives every order to its worker, and waits for none."""
+        self._note_asked(layer, orders)
+        return self._sent(weights, orders)
+
+    def wait(self, layer: Layer, asked: Asked, key: Hashable, meanwhile: Callable[[], None] = lambda: None) -> Round:
+        """Does `meanwhile`, and waits. The ledger hears of every answer missing."""
+        meanwhile()
+        found = self._gathered(asked, key)
         for worker, reason in found.lost.items():
             self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
-        for seat, order in orders.items():
-            call, worker, kind = order.task.call, order.worker, next(iter(order.expected.shapes), Pass.FORWARD)
-            self._asked[worker] = (layer.label, seat, call, kind)
-            if worker in found.impossible:
+        self._note_asked(layer, asked.orders)  # again: by now it may have been asked something else
+        for seat, order in asked.orders.items():
+            if order.worker in found.impossible:
                 finding = _OUTSIDE if self._prime is not None else "values that are not finite"
-                self._blame(worker, (layer.label, seat, call, found.impossible[worker]), "range", finding)
+                kind = found.impossible[order.worker]
+                self._blame(order.worker, (layer.label, seat, order.task.call, kind), "range", finding)
         self._blame_for_form()
         return found
 
-    def _round(
-        self,
-        weights: SentWeights,
-        orders: Mapping[int, Order],
-        key: Hashable,
-        meanwhile: Callable[[], None] = lambda: None,
-        within: float | None = None,
-    ) -> Round:
-        """key, within: as in `Fleet.gather`."""
-        with self._fleet.asking():
-            return self._asked_and_gathered(weights, orders, key, meanwhile, within)
+    def _note_asked(self, layer: Layer, orders: Mapping[int, Order]) -> None:
+        for seat, order in orders.items():
+            kind = next(iter(order.expected.shapes), Pass.FORWARD)
+            self._asked[order.worker] = (layer.label, seat, order.task.call, kind)
 
-    def _asked_and_gathered(
-        self,
-        weights: SentWeights,
-        orders: Mapping[int, Order],
-        key: Hashable,
-        meanwhile: Callable[[], None],
-        within: float | None,
-    ) -> Round:
+    def _sent(self, weights: SentWeights, orders: Mapping[int, Order]) -> Asked:
         begun = time.perf_counter()
         asked, lost, sent = {}, {}, 0
-        first, nothing = {}, Expected({}, torch.int32, self._prime)
+        first, nothing = {}, self._nothing
         for order in orders.values():
             try:
                 with phase("send weights"):
@@ -168,13 +183,16 @@ class Crew:
             except WorkerError as error:
                 lost[order.worker] = error
         self._ledger.record(Traffic(sent=sent, received=0))
-        busy = time.perf_counter()
-        meanwhile()
-        begun += time.perf_counter() - busy  # not a time of waiting
+        self.waiting_seconds += time.perf_counter() - begun
+        return Asked(orders=orders, answers=asked, first=first, lost=lost, since=begun)
+
+    def _gathered(self, asked: Asked, key: Hashable, within: float | None = None) -> Round:
+        """key, within: as in `Fleet.gather`."""
+        begun, orders, first, nothing = time.perf_counter(), asked.orders, asked.first, self._nothing
         try:
             forms = {order.worker: order.expected for order in orders.values()}
             with phase("receive"):
-                outcome = self._fleet.gather(asked, forms, key, within=within)
+                outcome = self._fleet.gather(asked.answers, forms, key, within=within)
             # If one of these was refused, so was the task. But none may stay open: it would hold memory for ever.
             for worker in first.keys() & outcome.lost.keys():
                 self._fleet.owes(worker, first[worker])
@@ -182,14 +200,13 @@ class Crew:
             if open_ones:
                 self._fleet.gather(open_ones, dict.fromkeys(open_ones, nothing), within=_AT_ONCE)
         finally:
-            waited = time.perf_counter() - begun
-            self.waiting_seconds += waited
-        lost.update(outcome.lost)
-        self._count(outcome.answers, waited)
+            now = time.perf_counter()
+            self.waiting_seconds += now - begun
+        self._count(outcome.answers, now - asked.since)
         by = {seat: order.worker for seat, order in orders.items() if order.worker in outcome.answers}
         answers = {seat: outcome.answers[worker].tensors for seat, worker in by.items()}
         lent = {seat: outcome.answers[worker].release for seat, worker in by.items() if orders[seat].expected.lent}
-        return Round(answers, by, lost, outcome.refused, outcome.impossible, lent)
+        return Round(answers, by, asked.lost | outcome.lost, outcome.refused, outcome.impossible, lent)
 
     def warn_of_refusals(self, layer: Layer, first: Round, *passes: Pass) -> None:
         """If everybody refuses a pass, it is the task that is too large, or a limit too low: once, somebody is told.
@@ -215,7 +232,8 @@ class Crew:
         key: of the pass that they answered wrongly; this is less work.
         """
         within = max(_AT_ONCE, self._fleet.late_after(key))
-        return self._round(weights, orders, key=None, within=within)
+        with self.asking():
+            return self._gathered(self._sent(weights, orders), key=None, within=within)
 
     def outside_field(self, layer: Layer, call: int, kind: Pass, by: Mapping[int, int]) -> None:
         """As after a round whose answers' range the fleet has checked, for those that it has not."""
@@ -250,8 +268,9 @@ class Crew:
                 self._blame(worker, self._asked[worker], "form", "something else than an answer to what it was asked")
         self._convicted = out
 
-    def _count(self, answers: Mapping[int, Answer], waited: float) -> None:
-        self.worker_seconds += sum(min(answer.seconds, waited) for answer in answers.values())  # as far as it can be
+    def _count(self, answers: Mapping[int, Answer], since: float) -> None:
+        """since: seconds since they were asked. They can have worked no longer."""
+        self.worker_seconds += sum(min(answer.seconds, since) for answer in answers.values())
         received = sum(tensor.nbytes for answer in answers.values() for tensor in answer.tensors.values())
         self._ledger.record(Traffic(sent=0, received=received))
 

@@ -18,7 +18,6 @@ from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.runtime.crew import Crew
 from darknight.runtime.desk import Desk
-from darknight.runtime.gathered import Gathered
 from darknight.runtime.layer import Layer, Saved
 from darknight.runtime.sending import BackwardRound, ForwardRound, Shares
 from darknight.types import Pass
@@ -54,11 +53,15 @@ class Exchange:
     @contextmanager
     def forward(
         self, layer: Layer, op: BilinearOp, code: Code, shares: Shares, saved: Saved, keep: bool
-    ) -> Iterator[Gathered]:
-        """Enough answers to decode, by seat, to be read while this is open. Notes in `saved` who keeps which share."""
+    ) -> Iterator[ForwardRound]:
+        """A pass that has begun. Its answers, by seat, are to be read while this is open; if it ends before somebody
+        waited for them, they are not wanted any more. Notes in `saved` who keeps which share.
+        """
         passing = ForwardRound(self._desk, layer, op, code, shares, saved, keep)
         try:
-            yield passing.gathered()
+            with self._crew.asking():
+                passing.begin()
+                yield passing
         finally:
             passing.release()
             if not keep:
@@ -73,12 +76,14 @@ class Exchange:
         deltas: Shares,
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
-    ) -> Iterator[dict[Pass, Gathered]]:
-        """Enough answers, by pass and seat, to be read while this is open; arguments as `BackwardRound`."""
+    ) -> Iterator[BackwardRound]:
+        """The same for the backward passes of a call; arguments as `BackwardRound`."""
         masking = self.open_call()
         passing = BackwardRound(self._desk, layer, saved, code, deltas, passes, again, masking)
         try:
-            yield passing.gathered()
+            with self._crew.asking():
+                passing.begin()
+                yield passing
         finally:
             passing.release()
             self._crew.custody.forget(masking)

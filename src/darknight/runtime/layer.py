@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -33,6 +34,10 @@ class SentWeights:
     message: Weights | None = field(default=None, repr=False)  # the one object that is posted to every worker
     sizes: tuple[Sizes, Sizes] | None = None  # of what an element of y meets, and of gx (Field, where scales need it)
     given: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +115,8 @@ class Saved:
     code: the coefficients of this call. exponent, largest magnitude, checksum and sizes: of the input, which is
     quantised again for the backward pass (Field). values and grid: the input as it was encoded, kept because
     recomputing it would give other values (Real). stream: of the noise, to make a lost share again. holders: by seat,
-    the worker that keeps the share, and its epoch.
+    the worker that keeps the share, and its epoch. parts: the calls of its chunks, in order, where the batch went in
+    several (`runtime.chunks`): then workers keep shares of these alone.
     """
 
     call: int
@@ -125,3 +131,28 @@ class Saved:
     sizes: Sizes | None = None
     stream: int = 0
     holders: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
+    parts: tuple[Saved, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        x_shape: tuple[int, ...],
+        weights: SentWeights,
+        code: Code,
+        cuts: Sequence[slice],
+        open_call: Callable[[], int],
+    ) -> Saved:
+        """Of a batch that goes in these chunks."""
+        made = [
+            cls(call=open_call(), x_shape=(cut.stop - cut.start, *x_shape[1:]), weights=weights, code=code)
+            for cut in cuts
+        ]
+        if len(made) == 1:
+            return made[0]
+        return cls(call=made[0].call, x_shape=x_shape, weights=weights, code=code, parts=tuple(made))
+
+    @property
+    def cuts(self) -> list[slice]:
+        """The examples of each part."""
+        ends = list(accumulate(part.x_shape[0] for part in self.parts))
+        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -11,7 +11,7 @@ Leaks: shapes, which passes were asked for, and how often an attempt was repeate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
@@ -31,6 +31,7 @@ from darknight.coding import (
     group_count,
     virtual_batches,
 )
+from darknight.errors import RangeError
 from darknight.integrity import (
     Given,
     agree_forward,
@@ -47,7 +48,8 @@ from darknight.integrity import (
 )
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
-from darknight.runtime.checking import checking
+from darknight.runtime.checking import checking, freivalds_checks
+from darknight.runtime.chunks import Into, Room, Steps, chunks, overlapped
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.runtime.operand import Operand, Product
@@ -78,41 +80,103 @@ class MaskedField:
         further: bool,
         finish: Finish | None = None,
     ) -> tuple[Product, Saved]:
-        # 1. Mask, with fresh coefficients (dense code) and fresh noise.
-        code, noise = draw_code(self._scheme, self._randomness.fresh()), self._randomness.fresh()
-        shares = self._shares(layer, "input", code.A, x, noise)
-        # 2. Send, and wait for the answers.
-        saved = Saved(call=self._exchange.open_call(), x_shape=x.shape, weights=weights, code=code)
+        # Coefficients (dense code) and scales are of the whole batch; noise, answers and checks are of each chunk.
+        code, shape = draw_code(self._scheme, self._randomness.fresh()), op.output_shape(x.shape, weights.shape)
+        self._note_masked(layer, "input", x)
+        cuts = chunks(self._scheme, x.shape, shape, weights.shape, torch.int32.itemsize)
+        saved = Saved.of(x.shape, weights, code, cuts, self._exchange.open_call)
+        doubted = partial(self._doubted, further, len(self._ledger.failed))
+        if len(cuts) == 1:
+            return overlapped([self._forward(layer, saved, x, keep, finish, None, doubted)])[0], saved
+        room = Room(shape, self._scheme.inputs)
+        products = overlapped(
+            self._forward(layer, part, x.part(cut), keep, finish, room.place(cut.start), doubted)
+            for part, cut in zip(saved.parts, cuts, strict=True)
+        )
+        return _joined(room, products, finish), saved
+
+    def _forward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        x: Operand,
+        keep: bool,
+        finish: Finish | None,
+        into: Into | None,
+        doubted: Callable[[], bool],
+    ) -> Steps[Product]:
+        code, weights, op = saved.code, saved.weights, saved.weights.op
+        assert code is not None
+        # 1. Mask, with fresh noise.
+        noise = self._randomness.fresh()
+        shares = self._shares(code.A, x, noise)
         saved.stream = noise.number
         if keep:
             self._exchange.forget_with(saved)
-        with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
-            # 3. Unmask and check.
-            exponent, shape = x.exponent + weights.exponent, op.output_shape(x.shape, tuple(weights.tensor.shape))
-            apart = partial(self._unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent)
+        # 2. Send.
+        with self._exchange.forward(layer, op, code, shares, saved, keep) as asked:
+            yield
+            # 3. Wait for the answers, unmask and check.
+            gathered = asked.gathered()
+            exponent, shape = x.exponent + weights.exponent, op.output_shape(x.shape, weights.shape)
+            apart = partial(self._unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent, into)
+            at_once = partial(self._weighed, op, code.A, shape, exponent, finish, into, apart)
             case = Case(
-                decode=partial(self._weighed, op, code.A, shape, exponent, finish, apart) if self._narrow(x) else apart,
+                decode=at_once if self._narrow(x) else apart,
                 decode_further=apart,
                 verify=lambda y, _, further: self._verify_forward(op, y, x, weights.tensor, further),
                 given=lambda seat: Given(
                     op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares[seat].shape), x=shares[seat]
                 ),
-                further=further,
+                further=doubted(),
             )
-            return self._trial.settled(layer, gathered, case), saved
+            return self._trial.settled(layer, gathered, case)
 
     def backward(
         self, layer: Layer, saved: Saved, x: Operand, delta: Operand, passes: tuple[Pass, ...], *, further: bool
     ) -> dict[Pass, Product]:
+        assert saved.code is not None
+        if saved.code.masks_gradients:
+            self._note_masked(layer, "gradient", delta)
+        else:
+            self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
+        doubted = partial(self._doubted, further, len(self._ledger.failed))
+        if not saved.parts:
+            return overlapped([self._backward(layer, saved, x, delta, passes, None, doubted, None)])[0]
+        room, wrapped = Room(saved.x_shape, self._scheme.inputs), list[Saved]()
+        found = overlapped(
+            self._backward(layer, part, x.part(cut), delta.part(cut), passes, room.place(cut.start), doubted, wrapped)
+            for part, cut in zip(saved.parts, saved.cuts, strict=True)
+        )
+        results = {}
+        if Pass.GRAD_INPUT in passes:
+            results[Pass.GRAD_INPUT] = _joined(room, [each[Pass.GRAD_INPUT] for each in found])
+        if Pass.GRAD_WEIGHT in passes:
+            parts = [each[Pass.GRAD_WEIGHT] for each in found]
+            results[Pass.GRAD_WEIGHT] = self._summed(layer, saved.weights, x, delta, parts, bool(wrapped))
+        return results
+
+    def _backward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        x: Operand,
+        delta: Operand,
+        passes: tuple[Pass, ...],
+        into: Into | None,
+        doubted: Callable[[], bool],
+        wrapped: list[Saved] | None,
+    ) -> Steps[dict[Pass, Product]]:
+        """wrapped: of a chunk, is added to `wrapped` if its weight gradient left the field's range: that of the whole
+        batch may be in it.
+        """
         code, sent = saved.code, saved.weights
         op, w = sent.op, sent.tensor
         assert code is not None
         # 1. Mask, with noise of its own.
         deltas: MaskedShares | Tensor
-        if code.masks_gradients:
-            deltas = self._shares(layer, "gradient", code.B, delta, self._randomness.fresh())
-        else:
-            deltas = self._clear(layer, delta)
+        masked = code.masks_gradients
+        deltas = self._shares(code.B, delta, self._randomness.fresh()) if masked else self._clear(delta)
 
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
@@ -125,44 +189,88 @@ class MaskedField:
                 w=w,
                 x_shape=(group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:]),
                 x=again(seat) if kind is Pass.GRAD_WEIGHT else None,
-                delta=deltas[seat] if code.masks_gradients else self._exchange.clear_share(code, deltas, seat),
+                delta=deltas[seat] if masked else self._exchange.clear_share(code, deltas, seat),
             )
 
         exponent = delta.exponent + sent.exponent
-        apart = partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent)
-        weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, None, apart)
+        apart = partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent, into)
+        weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, None, into, apart)
         together = delta.exponent + x.exponent
+        narrow, whole = self._narrow(x, delta), wrapped is None
 
         def summed(answers: dict[int, Tensor]) -> Product:
             return _product(*field.decode_gradient_values(code, answers, together), together)
 
-        cases = {
-            Pass.GRAD_INPUT: Case(
-                decode=weighed if self._narrow(x, delta) else apart,
-                decode_further=apart,
-                verify=lambda gx, _, further: self._verify_grad_input(op, gx, delta, w, saved.x_shape, further),
-                given=partial(given, Pass.GRAD_INPUT),
-                further=further,
-            ),
-            Pass.GRAD_WEIGHT: Case(
-                decode=partial(self._weighed_gradient, op, code, tuple(w.shape), together, summed)
-                if self._narrow(x, delta)
-                else summed,
-                decode_further=summed,
-                verify=lambda gw, _, further: self._verify_grad_weight(op, gw, x, delta, tuple(w.shape), further),
-                given=partial(given, Pass.GRAD_WEIGHT),
-                further=further,
-            ),
-        }
-        # 2. Send, and wait for the answers.
-        with self._exchange.backward(layer, saved, code, deltas, passes, again) as gathered:
-            # 3. Unmask and check.
+        def verify_sum(gw: Product, _: object, further: bool) -> None:
+            try:
+                self._verify_grad_weight(op, gw, x, delta, sent.shape, further)
+            except RangeError:
+                if wrapped is None:
+                    raise
+                wrapped.append(saved)
+
+        # 2. Send.
+        with self._exchange.backward(layer, saved, code, deltas, passes, again) as asked:
+            yield
+            # 3. Wait for the answers, unmask and check.
+            gathered, further = asked.gathered(), doubted()
+            cases = {
+                Pass.GRAD_INPUT: Case(
+                    decode=weighed if narrow else apart,
+                    decode_further=apart,
+                    verify=lambda gx, _, further: self._verify_grad_input(op, gx, delta, w, saved.x_shape, further),
+                    given=partial(given, Pass.GRAD_INPUT),
+                    further=further,
+                ),
+                Pass.GRAD_WEIGHT: Case(  # sums of chunks are added up, so they are needed as integers
+                    decode=partial(self._weighed_gradient, op, code, sent.shape, together, summed)
+                    if narrow and whole
+                    else summed,
+                    decode_further=summed,
+                    verify=verify_sum,
+                    given=partial(given, Pass.GRAD_WEIGHT),
+                    further=further,
+                ),
+            }
             return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
 
-    def _shares(self, layer: Layer, what: str, mixing: Mixing, batch: Operand, noise: Stream) -> MaskedShares:
+    def _summed(
+        self, layer: Layer, weights: SentWeights, x: Operand, delta: Operand, parts: Sequence[Product], wrapped: bool
+    ) -> Product:
+        """The weight gradient of a batch from those of its chunks, each of which is right modulo the prime.
+
+        So their sum is, and it is right if it is in range. That is seen by looking, if every chunk's was; else by the
+        check of a whole batch, which a sum that left the range fails in any case.
+        """
+        kind, prime = Pass.GRAD_WEIGHT, self._prime
+        total = sum(_integers(each).to(torch.int64) for each in parts)
+        assert isinstance(total, Tensor)
+        centred = (total + prime // 2).remainder_(prime).sub_(prime // 2)
+        product = Product(centred.to(torch.int32), delta.exponent + x.exponent)
+        if freivalds_checks(self._scheme, kind):
+            if wrapped:
+                with phase("check"), checking(self._ledger, layer, kind, "freivalds"):
+                    self._verify_grad_weight(weights.op, product, x, delta, weights.shape, further=True)
+            elif not torch.equal(total, centred):
+                complaint = f"{kind.value}: the sum of chunks exceeds the field's range."
+                raise RangeError(complaint, kind=kind.value, check="range")
+        return product
+
+    def _doubted(self, further: bool, failed: int) -> bool:
+        """Whether the checks that follow are not the first of their call: then they have a repetition more.
+
+        failed: how many checks had failed before the call. Until one of this call does, a lie in several chunks has no
+        better chance than in one: the first that is looked at is noticed, or the bound is used up.
+        """
+        return further or len(self._ledger.failed) > failed
+
+    def _shares(self, mixing: Mixing, batch: Operand, noise: Stream) -> MaskedShares:
         """By worker, (group, *feature). Every masking has a stream of noise of its own."""
         with phase("encode"):
-            shares = batch.shares(mixing, self._prime, noise)
+            return batch.shares(mixing, self._prime, noise)
+
+    def _note_masked(self, layer: Layer, what: str, batch: Operand) -> None:
+        """Before anything of it is sent."""
         self._ledger.record(
             Masked(
                 layer=layer.label,
@@ -173,21 +281,28 @@ class MaskedField:
                 nats=0.0,
             )
         )
-        return shares
 
-    def _clear(self, layer: Layer, delta: Operand) -> Tensor:
-        self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
+    def _clear(self, delta: Operand) -> Tensor:
         groups = virtual_batches(delta.integers, self._scheme.inputs)
         return groups.remainder(self._prime).to(torch.int32)
 
     # --- unmask and check -------------------------------------------------------------------------------------------
     def _unmasked(
-        self, layer: Layer, kind: Pass, mixing: Mixing, examples: int, exponent: int, answers: dict[int, Tensor]
+        self,
+        layer: Layer,
+        kind: Pass,
+        mixing: Mixing,
+        examples: int,
+        exponent: int,
+        into: Into | None,
+        answers: dict[int, Tensor],
     ) -> Product:
         if self._scheme.integrity in ("parity", "both"):
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_field_answers(mixing, answers, self._prime, kind)
-        return _product(*field.decode_values(mixing, answers, self._prime, exponent, examples), exponent)
+        padded = group_count(examples, mixing.inputs) * mixing.inputs
+        places = None if into is None else (into(torch.int32, padded), into(torch.float32, padded))
+        return _product(*field.decode_values(mixing, answers, self._prime, exponent, examples, places), exponent)
 
     def _narrow(self, *operands: Operand) -> bool:
         """Whether a result can be unmasked and weighed in one pass: nobody else asks for the integers."""
@@ -201,12 +316,14 @@ class MaskedField:
         shape: tuple[int, ...],
         exponent: int,
         finish: Finish | None,
+        into: Into | None,
         apart: Callable[[dict[int, Tensor]], Product],
         answers: dict[int, Tensor],
     ) -> Product:
         """The result, and its sums for the check, whose vectors are drawn now: the answers are there."""
         vectors, weighing = weighing_for(op, shape, self._prime, self._randomness.fresh())
-        found = field.decode_weighed(mixing, answers, self._prime, exponent, shape[0], weighing, finish)
+        place = None if into is None else into(torch.float32, shape[0])
+        found = field.decode_weighed(mixing, answers, self._prime, exponent, shape[0], weighing, finish, place)
         if found is None:
             return apart(answers)
         floats, sums = found
@@ -235,9 +352,8 @@ class MaskedField:
         if y.weighed is not None:
             agree_forward(op, y.weighed, x.numbers, w, self._prime)
             return
-        assert y.integers is not None
         stream = self._randomness.fresh()
-        verified_forward(op, y.integers, x.numbers, w, self._prime, stream, further=further)
+        verified_forward(op, _integers(y), x.numbers, w, self._prime, stream, further=further)
 
     def _verify_grad_input(
         self, op: BilinearOp, gx: Product, delta: Operand, w: Tensor, shape: tuple[int, ...], further: bool
@@ -245,9 +361,8 @@ class MaskedField:
         if gx.weighed is not None:
             agree_grad_input(op, gx.weighed, delta.integers, w, self._prime)
             return
-        assert gx.integers is not None
         stream = self._randomness.fresh()
-        verified_grad_input(op, gx.integers, delta.integers, w, shape, self._prime, stream, further=further)
+        verified_grad_input(op, _integers(gx), delta.integers, w, shape, self._prime, stream, further=further)
 
     def _verify_grad_weight(
         self, op: BilinearOp, gw: Product, x: Operand, delta: Operand, shape: tuple[int, ...], further: bool
@@ -255,10 +370,25 @@ class MaskedField:
         if gw.weighed is not None:
             agree_grad_weight(op, gw.weighed, x.numbers, delta.integers, self._prime)
             return
-        assert gw.integers is not None
         stream = self._randomness.fresh()
-        verified_grad_weight(op, gw.integers, x.numbers, delta.integers, shape, self._prime, stream, further=further)
+        verified_grad_weight(op, _integers(gw), x.numbers, delta.integers, shape, self._prime, stream, further=further)
 
 
 def _product(integers: Tensor, floats: Tensor, exponent: int) -> Product:
     return Product(integers, exponent, floats)
+
+
+def _integers(product: Product) -> Tensor:
+    assert product.integers is not None
+    return product.integers
+
+
+def _joined(room: Room, products: Sequence[Product], finish: Finish | None = None) -> Product:
+    """The results of chunks, which are in their places."""
+    floats, finished = room.whole(torch.float32), any(each.finished for each in products)
+    if finished and finish is not None:  # a chunk that was decoded once more has only been unmasked
+        for each in products:
+            if not each.finished and each.floats is not None:
+                finish.applied(each.floats)
+    integers = None if any(each.integers is None for each in products) else room.whole(torch.int32)
+    return Product(integers, products[0].exponent, floats, finished=finished)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear, coalition_bounds, papers_bound
-from darknight.coding import Mixing, Real, Scheme, draw_code, group_count, real, virtual_batches
+from darknight.coding import Code, Mixing, Real, Scheme, draw_code, group_count, real, virtual_batches
 from darknight.errors import EncodingError
 from darknight.integrity import Given, parity
 from darknight.integrity import real as checks
@@ -26,6 +26,7 @@ from darknight.randomness import Randomness, Stream
 from darknight.runtime.autograd import in_backward
 from darknight.runtime.bounds import Bounds
 from darknight.runtime.checking import checking, freivalds_checks
+from darknight.runtime.chunks import Into, Room, Steps, chunks, overlapped
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.runtime.phases import phase
@@ -56,11 +57,10 @@ class MaskedReal:
     def forward(
         self, layer: Layer, op: BilinearOp, x: Tensor, weights: SentWeights, keep: bool
     ) -> tuple[Tensor, Saved]:
-        # 1. Mask, with fresh coefficients (dense code) and fresh noise.
-        code = draw_code(self._scheme, self._randomness.fresh())
+        # Coefficients (dense code), bound and grid are of the whole batch; noise, answers and checks of each chunk.
+        code, shape = draw_code(self._scheme, self._randomness.fresh()), op.output_shape(tuple(x.shape), weights.shape)
         masked, later = self._masked(layer, "input", code.A, tuple(x.shape)), 0.0
         if keep and code.masks_gradients:
-            shape = op.output_shape(tuple(x.shape), tuple(weights.tensor.shape))
             later = self._masked(layer, "gradient", code.B, shape).nats_per_example
         recomputed = in_backward()
         self._budget.forward(layer.label, masked.nats_per_example, later=later, keep=keep, recomputed=recomputed)
@@ -68,58 +68,120 @@ class MaskedReal:
         sent = checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
         reach = checks.Reach.of(op, Pass.FORWARD, weights.tensor, tuple(x.shape))
         self._refuse_overflow(_largest(sent) * reach.total)
+        cuts = chunks(self._scheme, tuple(x.shape), shape, weights.shape, self._arithmetic.dtype.itemsize)
+        saved = Saved.of(tuple(x.shape), weights, code, cuts, self._exchange.open_call)
+        if keep and not recomputed:
+            self._budget.promise(saved, later)
+        self._ledger.record(masked)
+        if len(cuts) == 1:
+            return overlapped([self._forward(layer, saved, x, keep, grid, sent, reach, None)])[0], saved
+        room = Room(shape, self._scheme.inputs)
+        overlapped(
+            self._forward(layer, part, x[cut], keep, grid, sent, reach, room.place(cut.start))
+            for part, cut in zip(saved.parts, cuts, strict=True)
+        )
+        return room.whole(_dtype(x)), saved
+
+    def _forward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        x: Tensor,
+        keep: bool,
+        grid: real.Grid,
+        sent: checks.Sent,
+        reach: checks.Reach,
+        into: Into | None,
+    ) -> Steps[Tensor]:
+        code, op, w = saved.code, saved.weights.op, saved.weights.tensor
+        assert code is not None
+        # 1. Mask, with fresh noise.
         noise = self._randomness.fresh()
-        shares, values = self._shares(masked, code.A, grid, x, noise)
-        # 2. Send, and wait for the answers.
-        saved = Saved(call=self._exchange.open_call(), x_shape=tuple(x.shape), weights=weights, code=code)
+        shares, values = self._shares(code.A, grid, x, noise)
         saved.stream = noise.number
         if keep:
             saved.values, saved.grid = values, grid
             self._exchange.forget_with(saved)
-            if not recomputed:
-                self._budget.promise(saved, later)
-        with self._exchange.forward(layer, op, code, shares, saved, keep) as gathered:
-            # 3. Unmask and check.
+        # 2. Send.
+        with self._exchange.forward(layer, op, code, shares, saved, keep) as asked:
+            yield
+            # 3. Wait for the answers, unmask and check.
             case = Case(
                 decode=partial(self._unmasked, layer, Pass.FORWARD, x, reach, sent),
                 verify=lambda y, answers, _: checks.verified_forward(
                     op,
                     y,
                     values,
-                    weights.tensor,
+                    w,
                     self._randomness.fresh(),
                     spread=checks.decoded_spread(reach, sent, answers),
                 ),
                 given=lambda seat: Given(
-                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares.shape[1:]), x=shares[seat]
+                    op=op, kind=Pass.FORWARD, w=w, x_shape=tuple(shares.shape[1:]), x=shares[seat]
                 ),
                 spreads=lambda: checks.answer_spreads(reach, sent),
             )
-            return self._trial.settled(layer, gathered, case), saved
+            return _placed(self._trial.settled(layer, asked.gathered(), case), x, into)
 
     def backward(self, layer: Layer, saved: Saved, delta: Tensor, passes: tuple[Pass, ...]) -> dict[Pass, Tensor]:
-        code, op, w, dtype = saved.code, saved.weights.op, saved.weights.tensor, self._arithmetic.dtype
+        code, op, w = saved.code, saved.weights.op, saved.weights.tensor
+        parts = saved.parts or (saved,)
+        x_grid, grid = parts[0].grid, None
         assert code is not None
-        assert saved.grid is not None
-        # 1. Mask, with noise of its own; or not, if the scheme sends gradients in the clear.
+        assert x_grid is not None
         if code.masks_gradients:
             masked = self._masked(layer, "gradient", code.B, tuple(delta.shape))
             self._budget.backward(layer.label, masked.nats_per_example, saved)
             grid = real.grid_for(code.B, self._arithmetic, self._bounds.of_gradient(layer, delta))
-            deltas, values = self._shares(masked, code.B, grid, delta, self._randomness.fresh())
-            sent = checks.Sent.of_shares(code.B, grid, dtype)
+            self._ledger.record(masked)
         else:
             self._budget.backward(layer.label, 0.0, saved)
             self._ledger.record(SentClear(layer=layer.label, examples=delta.shape[0]))
-            values = delta.to(dtype)
-            deltas = virtual_batches(values, self._scheme.inputs)
-            sent = checks.Sent.in_the_clear(op, code.B, values, dtype)
-        inputs = checks.Sent.of_shares(code.A, saved.grid, dtype)
+        sent, inputs = self._sent(op, code, grid, delta), self._sent_before(code, x_grid)
+        reach = checks.Reach.of(op, Pass.GRAD_INPUT, w, saved.x_shape)
         groups = group_count(delta.shape[0], self._scheme.inputs)
         shapes = (groups, *saved.x_shape[1:]), (groups, *delta.shape[1:])
-        reach = checks.Reach.of(op, Pass.GRAD_INPUT, w, saved.x_shape)
         products = groups * op.positions(*shapes) * op.copies(shapes[0])
         self._refuse_overflow(_largest(sent) * max(reach.total, _largest(inputs) * products))
+        if not saved.parts:
+            return overlapped([self._backward(layer, saved, delta, passes, grid, sent, reach, None)])[0]
+        room = Room(saved.x_shape, self._scheme.inputs)
+        found = overlapped(
+            self._backward(layer, part, delta[cut], passes, grid, None, reach, room.place(cut.start))
+            for part, cut in zip(saved.parts, saved.cuts, strict=True)
+        )
+        results = {}
+        if Pass.GRAD_INPUT in passes:
+            results[Pass.GRAD_INPUT] = room.whole(_dtype(delta))
+        if Pass.GRAD_WEIGHT in passes:
+            results[Pass.GRAD_WEIGHT] = torch.stack([each[Pass.GRAD_WEIGHT] for each in found]).sum(0)
+        return results
+
+    def _backward(
+        self,
+        layer: Layer,
+        saved: Saved,
+        delta: Tensor,
+        passes: tuple[Pass, ...],
+        grid: real.Grid | None,
+        sent: checks.Sent | None,
+        reach: checks.Reach,
+        into: Into | None,
+    ) -> Steps[dict[Pass, Tensor]]:
+        """grid: of the gradient, None in the clear. sent: what is known of its shares, None if nobody looked yet."""
+        code, op, w, dtype = saved.code, saved.weights.op, saved.weights.tensor, self._arithmetic.dtype
+        assert code is not None
+        assert saved.grid is not None
+        # 1. Mask, with noise of its own; or not, if the scheme sends gradients in the clear.
+        if grid is not None:
+            deltas, values = self._shares(code.B, grid, delta, self._randomness.fresh())
+        else:
+            values = delta.to(dtype)
+            deltas = virtual_batches(values, self._scheme.inputs)
+        known = self._sent(op, code, grid, values) if sent is None else sent
+        inputs = self._sent_before(code, saved.grid)
+        groups = group_count(delta.shape[0], self._scheme.inputs)
+        shapes = (groups, *saved.x_shape[1:]), (groups, *delta.shape[1:])
 
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
@@ -139,7 +201,7 @@ class MaskedReal:
 
         cases = {
             Pass.GRAD_INPUT: Case(
-                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, delta, reach, sent),
+                decode=partial(self._unmasked, layer, Pass.GRAD_INPUT, delta, reach, known),
                 verify=lambda gx, answers, _: checks.verified_grad_input(
                     op,
                     gx,
@@ -147,10 +209,10 @@ class MaskedReal:
                     w,
                     saved.x_shape,
                     self._randomness.fresh(),
-                    spread=checks.decoded_spread(reach, sent, answers),
+                    spread=checks.decoded_spread(reach, known, answers),
                 ),
                 given=partial(given, Pass.GRAD_INPUT),
-                spreads=lambda: checks.answer_spreads(reach, sent),
+                spreads=lambda: checks.answer_spreads(reach, known),
             ),
             Pass.GRAD_WEIGHT: Case(
                 decode=partial(real.decode_gradient, code),
@@ -161,16 +223,32 @@ class MaskedReal:
                     values,
                     tuple(w.shape),
                     self._randomness.fresh(),
-                    spread=checks.gradient_spread(op, code, inputs, sent, *shapes),
+                    spread=checks.gradient_spread(op, code, inputs, known, *shapes),
                 ),
                 given=partial(given, Pass.GRAD_WEIGHT),
-                spreads=lambda: checks.equation_spreads(op, code, inputs, sent, *shapes),
+                spreads=lambda: checks.equation_spreads(op, code, inputs, known, *shapes),
             ),
         }
-        # 2. Send, and wait for the answers.
-        with self._exchange.backward(layer, saved, code, deltas, passes, again) as gathered:
-            # 3. Unmask and check.
-            return {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
+        # 2. Send.
+        with self._exchange.backward(layer, saved, code, deltas, passes, again) as asked:
+            yield
+            # 3. Wait for the answers, unmask and check.
+            gathered = asked.gathered()
+            results = {kind: self._trial.settled(layer, gathered[kind], cases[kind]) for kind in passes}
+            if Pass.GRAD_INPUT in passes:
+                results[Pass.GRAD_INPUT] = _placed(results[Pass.GRAD_INPUT], delta, into)
+            return results
+
+    def _sent(self, op: BilinearOp, code: Code, grid: real.Grid | None, delta: Tensor) -> checks.Sent:
+        """What is known of the shares of a gradient."""
+        dtype = self._arithmetic.dtype
+        if grid is not None:
+            return checks.Sent.of_shares(code.B, grid, dtype)
+        return checks.Sent.in_the_clear(op, code.B, delta.to(dtype), dtype)
+
+    def _sent_before(self, code: Code, grid: real.Grid) -> checks.Sent:
+        """And of those of the input."""
+        return checks.Sent.of_shares(code.A, grid, self._arithmetic.dtype)
 
     def _masked(self, layer: Layer, what: str, mixing: Mixing, shape: tuple[int, ...]) -> Masked:
         """What masking a batch of this shape may show."""
@@ -194,14 +272,10 @@ class MaskedReal:
         std = self._arithmetic.noise_std
         return coalition_bounds(mixing, bound=1.0, noise_std=std), papers_bound(mixing, bound=1.0, noise_std=std)
 
-    def _shares(
-        self, masked: Masked, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream
-    ) -> tuple[Tensor, Tensor]:
+    def _shares(self, mixing: Mixing, grid: real.Grid, batch: Tensor, noise: Stream) -> tuple[Tensor, Tensor]:
         """(worker, group, *feature), and the batch on its grid. Every masking has a stream of noise of its own."""
         with phase("encode"):
-            shares, values = real.encode_batch(mixing, batch, grid, noise, self._arithmetic.dtype)
-        self._ledger.record(masked)
-        return shares, values
+            return real.encode_batch(mixing, batch, grid, noise, self._arithmetic.dtype)
 
     def _refuse_overflow(self, largest: float) -> None:
         """What leaves the range of floats is nobody's lie."""
@@ -225,9 +299,18 @@ class MaskedReal:
             with checking(self._ledger, layer, kind, "parity"):
                 parity.verified_real_answers(sent.mixing, answers, kind, spread=checks.answer_spreads(reach, sent))
         # Freivalds' check wants what float32 would round.
-        narrow = batch.dtype == torch.float32 and not freivalds_checks(self._scheme, kind)
-        dtype = torch.float32 if narrow else torch.float64
+        dtype = torch.float64 if freivalds_checks(self._scheme, kind) else _dtype(batch)
         return real.decode_batch(sent.mixing, answers, len(batch), dtype)
+
+
+def _dtype(batch: Tensor) -> torch.dtype:
+    """Of a result for `batch`: float64, unless that would be rounded to float32 in any case."""
+    return torch.float32 if batch.dtype == torch.float32 else torch.float64
+
+
+def _placed(result: Tensor, batch: Tensor, into: Into | None) -> Tensor:
+    """The result of a chunk, in its place."""
+    return result if into is None else into(_dtype(batch), len(result)).copy_(result)
 
 
 def _kept(saved: Saved) -> Tensor:

@@ -33,6 +33,13 @@ class Operand:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
+    def part(self, examples: slice) -> Operand:
+        """Some of its examples."""
+        if self.values.dtype != torch.float32:
+            self.integers  # noqa: B018 - once, for all parts
+        words, integers = (None if each is None else each[examples] for each in (self.words, self._integers))
+        return Operand(self.values[examples], self.exponent, self.largest, words, integers)
+
     @property
     def integers(self) -> Tensor:
         if self._integers is None:

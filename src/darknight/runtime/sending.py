@@ -1,26 +1,25 @@
 """The two kinds of rounds: a forward pass, and a backward pass of a call. Who gets what, in which order.
 
-A round first asks everybody whose answer is wanted; `runtime.gathered` asks again for what is missing.
+A round first asks everybody whose answer is wanted (`begin`), which waits for nobody. Who wants the answers
+(`gathered`) waits; `runtime.gathered` asks again for what is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from functools import partial
 
 from torch import Tensor
 
 from darknight.coding import Code, MaskedShares, group_count
 from darknight.ops import BilinearOp, either
-from darknight.runtime.crew import Order, Round
+from darknight.runtime.crew import Asked, Order, Round
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
 from darknight.types import BackwardTask, ForwardTask, Pass, Seed
 
 Shares = Sequence[Tensor] | Tensor  # by worker; of gradients in the clear, one tensor for all
-Meanwhile = Callable[[AbstractSet[int]], None]  # what to do for empty seats while workers compute
 
 
 class ForwardRound:
@@ -40,13 +39,17 @@ class ForwardRound:
         self._shape = op.output_shape(tuple(shares[0].shape), tuple(saved.weights.tensor.shape))
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
+        self._begun: tuple[Asked, Gathered] | None = None  # until somebody waits for it
 
     def release(self) -> None:
-        """Nobody reads the answers any more."""
+        """Nobody reads the answers any more, or waits for them."""
+        if self._begun is not None:
+            self._begun[0].abandon()
+            self._begun = None
         _call_all(self._lent)
 
-    def gathered(self) -> Gathered:
-        """Enough answers to decode."""
+    def begin(self) -> None:
+        """Sends the shares."""
         desk = self._desk
         desk.begin()
         found = Gathered(
@@ -60,27 +63,36 @@ class ForwardRound:
             question=self._question,
             parts=OwnParts(desk.ledger, self._layer, Pass.FORWARD, self._own),
         )
-        first = self._ask(found.wanted, also=self._keeping, meanwhile=found.make)
+        orders = self._orders(found.wanted, also=self._keeping)
+        self._begun = self._crew.ask(self._layer, self._saved.weights, orders), found
+
+    def gathered(self) -> Gathered:
+        """Enough answers to decode."""
+        assert self._begun is not None, "it has begun, and is waited for once"
+        (asked, found), self._begun = self._begun, None
+        vacant = set(found.wanted) - asked.orders.keys()
+        first = self._crew.wait(self._layer, asked, self._key, meanwhile=partial(found.make, vacant))
+        self._note(asked.orders, first)
         self._crew.warn_of_refusals(self._layer, first, Pass.FORWARD)
         found.add(first)
         found.fill()
         return found
 
-    def _ask(self, seats: Iterable[int], also: Iterable[int] = (), meanwhile: Meanwhile | None = None) -> Round:
-        computing = set(seats)
-        orders = {j: made for j in sorted({*computing, *also}) if (made := self._order(j, j in computing)) is not None}
-        found = self._crew.run(
-            self._layer,
-            self._saved.weights,
-            orders,
-            key=self._key,
-            meanwhile=partial(meanwhile or _nothing, computing - orders.keys()),
-        )
+    def _ask(self, seats: Iterable[int]) -> Round:
+        orders = self._orders(seats)
+        found = self._crew.run(self._layer, self._saved.weights, orders, key=self._key)
+        self._note(orders, found)
+        return found
+
+    def _note(self, orders: Mapping[int, Order], found: Round) -> None:
         self._failed.update(found.lost)
         self._lent += found.lent.values()
         for seat in self._keeping & found.answers.keys():
             self._saved.holders[seat] = orders[seat].holder
-        return found
+
+    def _orders(self, seats: Iterable[int], also: Iterable[int] = ()) -> dict[int, Order]:
+        computing = set(seats)
+        return {j: made for j in sorted({*computing, *also}) if (made := self._order(j, j in computing)) is not None}
 
     def _order(self, seat: int, compute: bool) -> Order | None:
         worker, call = self._crew.seats.worker(seat), self._saved.call
@@ -161,23 +173,35 @@ class BackwardRound:
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
+        self._begun: tuple[Asked, dict[Pass, Gathered]] | None = None  # until somebody waits for it
 
     def release(self) -> None:
-        """Nobody reads the answers any more."""
+        """Nobody reads the answers any more, or waits for them."""
+        if self._begun is not None:
+            self._begun[0].abandon()
+            self._begun = None
         _call_all(self._lent)
+
+    def begin(self) -> None:
+        """Sends the shares."""
+        self._desk.begin()
+        found = {kind: self._gather(kind) for kind in self._passes}
+        everyone = sorted({seat for part in found.values() for seat in part.wanted})
+        kinds = {seat: tuple(kind for kind in self._passes if seat in found[kind].wanted) for seat in everyone}
+        self._begun = self._crew.ask(self._layer, self._saved.weights, self._orders(kinds)), found
 
     def gathered(self) -> dict[Pass, Gathered]:
         """Enough answers, by pass."""
-        self._desk.begin()
-        found = {kind: self._gather(kind) for kind in self._passes}
+        assert self._begun is not None, "it has begun, and is waited for once"
+        (asked, found), self._begun = self._begun, None
+        vacant = {seat for part in found.values() for seat in part.wanted} - asked.orders.keys()
 
-        def make(vacant: AbstractSet[int]) -> None:
+        def make() -> None:
             for part in found.values():
                 part.make(vacant)
 
-        everyone = sorted({seat for part in found.values() for seat in part.wanted})
-        kinds = {seat: tuple(kind for kind in self._passes if seat in found[kind].wanted) for seat in everyone}
-        first = self._ask(kinds, make)
+        first = self._crew.wait(self._layer, asked, self._key, meanwhile=make)
+        self._note(asked.orders, first)
         self._crew.warn_of_refusals(self._layer, first, *self._passes)
         for part in found.values():
             part.add(first)
@@ -201,25 +225,26 @@ class BackwardRound:
             parts=OwnParts(self._desk.ledger, self._layer, kind, partial(self._own, kind)),
         )
 
-    def _ask(self, kinds: Mapping[int, tuple[Pass, ...]], meanwhile: Meanwhile | None = None) -> Round:
-        orders: dict[int, Order] = {}
-        for seat in sorted(kinds):
-            made = self._order(seat, kinds[seat], {placed.worker for placed in orders.values()})
-            if made is not None:
-                orders[seat] = made
-        found = self._crew.run(
-            self._layer,
-            self._saved.weights,
-            orders,
-            key=self._key,
-            meanwhile=partial(meanwhile or _nothing, kinds.keys() - orders.keys()),
-        )
+    def _ask(self, kinds: Mapping[int, tuple[Pass, ...]]) -> Round:
+        orders = self._orders(kinds)
+        found = self._crew.run(self._layer, self._saved.weights, orders, key=self._key)
+        self._note(orders, found)
+        return found
+
+    def _note(self, orders: Mapping[int, Order], found: Round) -> None:
         self._failed.update(found.lost)
         self._lent += found.lent.values()
         for seat in found.answers:
             if orders[seat].first is not None:
                 self._saved.holders[seat] = orders[seat].holder
-        return found
+
+    def _orders(self, kinds: Mapping[int, tuple[Pass, ...]]) -> dict[int, Order]:
+        orders: dict[int, Order] = {}
+        for seat in sorted(kinds):
+            made = self._order(seat, kinds[seat], {placed.worker for placed in orders.values()})
+            if made is not None:
+                orders[seat] = made
+        return orders
 
     def _order(self, seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
         desk, call, first = self._desk, self._saved.call, None
@@ -302,10 +327,6 @@ class BackwardRound:
 def _seed(shares: Shares, seat: int) -> Seed | None:
     """What goes out in the place of a seat's share, if that is a noise row."""
     return shares.seeds.get(seat) if isinstance(shares, MaskedShares) else None
-
-
-def _nothing(_: AbstractSet[int]) -> None:
-    pass
 
 
 def _call_all(functions: list[Callable[[], None]]) -> None:
