@@ -131,7 +131,47 @@ def test_digits_are_balanced_and_recombine(limbs: Limbs):
     assert all(digit.abs().max() <= 2 ** (limbs.bits - 1) for digit in digits)
     assert torch.equal(sum(digit * 2.0 ** (limbs.bits * place) for place, digit in enumerate(digits)), values)
     prime = PRIME_25 if largest == PRIME_25 // 2 else PRIME_28
-    assert torch.equal(field.recombined(digits, limbs, prime), values)
+    total, bound = field.joined(digits, limbs.bits, [limbs.bound] * limbs.count, prime)
+    assert total.abs().max() <= bound
+    assert torch.equal(field.centred(total, prime), values)
+
+
+@every_prime
+def test_digits_are_joined_whether_or_not_they_are_reduced_in_between_and_stay_as_they_are(prime: int):
+    generator = torch.Generator().manual_seed(0)
+    for most in (2**20, 2**38, 2**39, 2**51, 2**53 - 1):  # of one place: nothing, the upper ones, all are reduced
+        sums = [torch.randint(-most, most, (3, 5), generator=generator) for _ in range(3)]
+        exact = [sum(int(value) << (14 * place) for place, value in enumerate(each)) for each in _columns(sums)]
+        doubles = [each.to(torch.float64) for each in sums]
+        total, bound = field.joined(doubles, 14, [float(most)] * 3, prime)
+        assert bound <= 2**53
+        assert field.least(total, bound, prime).flatten().tolist() == [value % prime for value in exact]
+        assert all(torch.equal(each.to(torch.int64), before) for each, before in zip(doubles, sums, strict=True))
+
+
+def _columns(sums: list[Tensor]) -> list[tuple[int, ...]]:
+    return list(zip(*(each.flatten().tolist() for each in sums), strict=True))
+
+
+@every_prime
+@pytest.mark.parametrize("bits", [30, 49, 50, 51, 53])
+def test_least_residues_are_those_of_whole_numbers_up_to_their_bound(prime: int, bits: int):
+    most = 2**bits // prime
+    multiples = [0, 1, 2, most // 2, most - 1, most]
+    around = [base * prime + offset for base in multiples for offset in (0, 1, -1, prime // 2, prime // 2 + 1)]
+    spread = torch.randint(-(2**bits), 2**bits, (100_003,), generator=torch.Generator().manual_seed(0)).tolist()
+    exact = [value for each in around for value in (each, -each) if abs(value) <= 2**bits] + spread
+    found = field.least(torch.tensor(exact, dtype=torch.float64), 2.0**bits, prime)
+    assert found.dtype == torch.int32
+    assert found.tolist() == [value % prime for value in exact]
+
+
+@every_prime
+def test_beyond_their_bound_least_residues_would_be_wrong(prime: int):
+    # If they were not, the test above would prove nothing about the bound.
+    values = torch.arange(2**53 // prime - 2**16, 2**53 // prime, dtype=torch.float64) * prime - 1
+    assert (field.least(values, 2.0**53, prime) == prime - 1).all()
+    assert (field.least(values, 0.0, prime) == -1).any()
 
 
 @every_prime

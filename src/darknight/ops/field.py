@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from darknight.errors import OpError
 from darknight.ops.op import BilinearOp, Shape, in_blocks
 
 EXACT = 2.0**53
+_SURE = 2.0**50  # up to here the quotient by the prime, rounded three times, is off by less than half of 1 / prime
 _MOST_LIMBS = 6
 
 Bilinear = Callable[[Tensor, Tensor], Tensor]
@@ -42,7 +44,7 @@ def forward(op: BilinearOp, x: Tensor, w: Tensor, prime: int) -> Tensor:
     def part(block: slice) -> Tensor:
         right = w[block].to(torch.float64)
         reach = op.fan_in(right, tuple(x.shape))
-        return residues(exact(op.forward, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
+        return least(*_summed(op.forward, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
 
     return in_blocks(op.output_blocks(tuple(w.shape)), -1, y_shape, part)
 
@@ -60,7 +62,7 @@ def grad_input(op: BilinearOp, delta: Tensor, w: Tensor, x_shape: Shape, prime: 
             return op.grad_input(left, right, shape)
 
         reach = op.fan_out(right, shape)
-        return residues(exact(bilinear, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
+        return least(*_summed(bilinear, left, right, bound=prime // 2, reach=reach, prime=prime), prime)
 
     return in_blocks(op.input_blocks(tuple(w.shape)), -1, x_shape, part)
 
@@ -85,13 +87,16 @@ def _grad_weight(op: BilinearOp, x: Tensor, delta: Tensor, w_shape: Shape, prime
     half = prime // 2
     limbs = limbs_for(half, float(half) * per_example, least=2)
     chunk = int(EXACT // (limbs.bound * half * per_example))
-    total = torch.zeros(w_shape, dtype=torch.float64, device=x.device)
+    total: Tensor | None = None
     for x_chunk, delta_chunk in zip(torch.split(x, chunk), torch.split(delta, chunk), strict=True):
         left = centred(x_chunk.to(torch.float64), prime)
         right = centred(delta_chunk.to(torch.float64), prime)
         reach = float(half) * per_example * len(x_chunk)
-        total += exact(bilinear, right, left, bound=half, reach=reach, prime=prime)
-        total = centred(total, prime)
+        if len(x_chunk) == len(x):
+            return least(*_summed(bilinear, right, left, bound=half, reach=reach, prime=prime), prime)
+        part = exact(bilinear, right, left, bound=half, reach=reach, prime=prime)
+        total = part if total is None else centred(total.add_(part), prime)
+    assert total is not None  # torch.split gives one part at least
     return residues(total, prime)
 
 
@@ -100,10 +105,18 @@ def exact(bilinear: Bilinear, left: Tensor, right: Tensor, *, bound: float, reac
 
     `bound` is the largest |left|; `reach` bounds the sum of |right| that one element of the result meets.
     """
+    return centred(_summed(bilinear, left, right, bound=bound, reach=reach, prime=prime)[0], prime)
+
+
+def _summed(
+    bilinear: Bilinear, left: Tensor, right: Tensor, *, bound: float, reach: float, prime: int
+) -> tuple[Tensor, float]:
+    """The same before its last reduction, and the largest magnitude that it can have."""
     limbs = limbs_for(bound, reach)
     if limbs.count == 1:
-        return centred(bilinear(left, right), prime)
-    return recombined([centred(bilinear(digit, right), prime) for digit in split(left, limbs)], limbs, prime)
+        return bilinear(left, right), bound * reach
+    sums = [bilinear(digit, right) for digit in split(left, limbs)]
+    return joined(sums, limbs.bits, [limbs.bound * reach] * limbs.count, prime)
 
 
 def limbs_for(bound: float, reach: float, least: int = 1) -> Limbs:
@@ -132,17 +145,43 @@ def split(values: Tensor, limbs: Limbs) -> list[Tensor]:
     return [*digits, rest]
 
 
-def recombined(partials: list[Tensor], limbs: Limbs, prime: int) -> Tensor:
-    """sum of partial_i * 2^(bits * i) mod prime, near zero; the inverse of `split` for small partials, lowest first."""
-    total = partials[-1]
-    for partial in reversed(partials[:-1]):
-        total = centred(total * 2.0**limbs.bits + partial, prime)
-    return total
+def joined(sums: Sequence[Tensor], bits: int, largest: Sequence[float], prime: int) -> tuple[Tensor, float]:
+    """sum over places of sum * 2^(bits * place) mod prime in float64, the lowest place first; and its bound.
+
+    largest: magnitudes of the sums. Reduced in between only where the next step would not be exact.
+    """
+    total, bound, near = sums[-1].to(torch.float64), largest[-1], prime / 2 + 8
+    own = None  # memory that nobody else reads
+    for part, most in zip(reversed(sums[:-1]), reversed(largest[:-1]), strict=True):
+        low = part.to(torch.float64)
+        if bound * 2.0**bits + most > EXACT:
+            total, bound = centred(total, prime), near
+            own = total
+        if bound * 2.0**bits + most > EXACT:
+            low, most = centred(low, prime), near
+        total = own = torch.add(low, total, alpha=2.0**bits, out=own)
+        bound = bound * 2.0**bits + most
+    return total, bound
 
 
 def centred(values: Tensor, prime: int) -> Tensor:
     """values - prime * round(values / prime) for integers up to 2^53: congruent, magnitude at most prime/2 + 8."""
-    return (values * (1.0 / prime)).round_().mul_(-prime).add_(values)
+    quotients = (values * (1.0 / prime)).round_()
+    return torch.add(values, quotients, alpha=-prime, out=quotients)
+
+
+def least(values: Tensor, bound: float, prime: int) -> Tensor:
+    """The canonical residues in [0, prime), as int32, of integers up to `bound`, at most 2^53, in magnitude."""
+    if bound > _SURE:
+        return residues(centred(values, prime), prime)
+    # Half a unit more: no quotient is so near a whole number that rounding could take it to the other side.
+    quotients = torch.add(_half_unit(prime), values, alpha=1.0 / prime).floor_()
+    return torch.add(values, quotients, alpha=-prime, out=quotients).to(torch.int32)
+
+
+@cache
+def _half_unit(prime: int) -> Tensor:
+    return torch.tensor(0.5 / prime, dtype=torch.float64)
 
 
 def residues(values: Tensor, prime: int) -> Tensor:

@@ -7,7 +7,7 @@ of products in 16 bits, with saturation, and (128 + 64) * 64 * 2 still fits ther
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -166,19 +166,3 @@ def full_precision() -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before)
         torch.backends.cudnn.allow_tf32 = cudnn
-
-
-def recombined(sums: Sequence[Tensor], bits: int, largest: Sequence[float], prime: int) -> Tensor:
-    """sum over places of sum * 2^(bits * place) mod prime, near zero, in float64; the lowest place first.
-
-    largest: magnitudes of the sums. Reduced in between only where the next step would not be exact.
-    """
-    total, bound, near = sums[-1].to(torch.float64), largest[-1], prime / 2 + 8
-    for part, most in zip(reversed(sums[:-1]), reversed(largest[:-1]), strict=True):
-        low = part.to(torch.float64)
-        if bound * 2.0**bits + most > EXACT:
-            total, bound = centred(total, prime), near
-        if bound * 2.0**bits + most > EXACT:
-            low, most = centred(low, prime), near
-        total, bound = torch.add(low, total, alpha=2.0**bits), bound * 2.0**bits + most
-    return centred(total, prime)

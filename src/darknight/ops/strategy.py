@@ -35,7 +35,6 @@ from darknight.ops.numbers import (
     digits,
     full_precision,
     multiply,
-    recombined,
 )
 from darknight.ops.op import BilinearOp, Shape
 from darknight.ops.unfold import Sum, correlated, forward_axes, input_phases, weight_gradient
@@ -139,7 +138,7 @@ class Singles(Strategy):
                 parts = [product(right[other], left[place - other]) for other in met]
                 sums.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
                 largest.append(len(met) * cut.largest * terms)
-        return field.residues(recombined(sums, cut.bits, largest, work.prime), work.prime)
+        return field.least(*field.joined(sums, cut.bits, largest, work.prime), work.prime)
 
 
 class Unfolded(Strategy):
@@ -219,7 +218,8 @@ class Unfolded(Strategy):
                 stacked = chosen[0] if len(chosen) == 1 else torch.cat(chosen, axis)
                 stacked = stacked if forward else stacked.t()
                 sums.append(multiply(stacked, shares[:, met.start * inner : met.stop * inner].t()))
-            columns[:, block] = field.residues(recombined(sums, cut.bits, largest, work.prime), work.prime).t()
+            found = field.joined(sums, cut.bits, largest, work.prime)
+            columns[:, block] = field.least(*found, work.prime).t()
         return out
 
     def _outer(self, work: Work, cut: Cut, rows: Tensor, delta: Tensor) -> Tensor:

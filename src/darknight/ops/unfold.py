@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from darknight.ops.conv import Conv
-from darknight.ops.field import residues
-from darknight.ops.numbers import Cut, Numbers, digits, multiply, recombined
+from darknight.ops.field import centred, joined, least
+from darknight.ops.numbers import Cut, Numbers, digits, multiply
 from darknight.ops.op import Shape
 
 BLOCK = 1 << 23  # bytes of unfolded digits at a time; less makes products short, more leaves the cache
@@ -193,7 +193,7 @@ def correlated(
         for place in range(cut.places):
             met = cut.meeting(place)
             sums.append(multiply(left[place], unfolded[met.start * inner : met.stop * inner]))
-        found = residues(recombined(sums, cut.bits, largest, prime), prime)
+        found = least(*joined(sums, cut.bits, largest, prime), prime)
         target = out[block.examples, :, block.rows]
         target.copy_(found.view(rows, block.many, *target.shape[2:]).transpose(0, 1))
 
@@ -238,14 +238,19 @@ class Sum:
 
     def _reduce(self) -> None:
         if self._places:
-            cut = self._cut
-            largest = [len(cut.meeting(place)) * cut.largest * self._terms for place in range(cut.places)]
-            part = recombined(self._places, cut.bits, largest, self._prime)
-            self._total = part if self._total is None else self._total.add_(part)
+            part = centred(self._joined()[0], self._prime)
+            self._total = part if self._total is None else centred(self._total.add_(part), self._prime)
         self._places, self._terms = [], 0
 
+    def _joined(self) -> tuple[Tensor, float]:
+        cut = self._cut
+        largest = [len(cut.meeting(place)) * cut.largest * self._terms for place in range(cut.places)]
+        return joined(self._places, cut.bits, largest, self._prime)
+
     def residues(self) -> Tensor:
+        if self._total is None and self._places:
+            return least(*self._joined(), self._prime)
         self._reduce()
         if self._total is None:
             return torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-        return residues(recombined([self._total], 1, [0.0], self._prime), self._prime)
+        return least(self._total, float(self._prime), self._prime)
