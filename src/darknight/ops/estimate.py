@@ -21,7 +21,7 @@ from darknight.ops.estimate_unfolded import strategy_bytes
 from darknight.ops.field import EXACT, limbs_for
 from darknight.ops.linear import Linear
 from darknight.ops.op import BilinearOp, Shape
-from darknight.ops.strategy import DOUBLES, STRATEGIES, Work, most_copies
+from darknight.ops.strategy import DOUBLES, STRATEGIES, Work, most_copies, round_up
 from darknight.types import BackwardTask, ForwardTask, Pass, Weights
 
 _DOUBLE = 8
@@ -51,16 +51,9 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
     """Bytes beyond those of the task's own tensor, the weights and the kept shares. Raises OpError on shapes that
     do not fit each other.
     """
-    w_shape, width = tuple(weights.tensor.shape), _DOUBLE if weights.prime is None else _RESIDUE
+    w_shape = tuple(weights.tensor.shape)
     if isinstance(task, ForwardTask):
-        if not task.compute:
-            return 0
-        x_shape = tuple(task.tensor.shape)
-        y_shape = op.output_shape(x_shape, w_shape)
-        part = _largest(op.output_blocks(w_shape), w_shape[0], w_shape)
-        needs = _product(op, weights.prime, reach.forward, x_shape, y_shape, x_shape, w_shape, part)
-        needs = max(needs, _others(op, Pass.FORWARD, weights.prime, reach, x_shape, w_shape))
-        return needs + prod(y_shape) * width
+        return _forward(op, weights.prime, reach, tuple(task.tensor.shape), w_shape) if task.compute else 0
     x_shape = task.x_shape
     y_shape = op.output_shape(x_shape, w_shape)
     delta = tuple(task.tensor.shape)
@@ -68,31 +61,57 @@ def task_bytes(task: ForwardTask | BackwardTask, weights: Weights, op: BilinearO
         delta = delta[:1] + delta[2:]
     if delta != y_shape:  # the ops say so too, but after they have copied it
         raise OpError(f"layer {task.layer}: a gradient {delta} for an input {x_shape}; needs {y_shape}.")
-    total = peak = prod(delta) * (2 * _DOUBLE + width) if task.row is not None else 0
-    if Pass.GRAD_INPUT in task.passes:
+    return _backward(op, weights.prime, reach, task.passes, x_shape, w_shape, clear=task.row is not None)
+
+
+# Steps are alike, so are their tasks.
+@lru_cache(maxsize=1024)
+def _forward(op: BilinearOp, prime: int | None, reach: Reach, x_shape: Shape, w_shape: Shape) -> int:
+    y_shape = op.output_shape(x_shape, w_shape)
+    part = _largest(op.output_blocks(w_shape), w_shape[0], w_shape)
+    needs = _product(op, prime, reach.forward, x_shape, y_shape, x_shape, w_shape, part)
+    needs = max(needs, _others(op, Pass.FORWARD, prime, reach, x_shape, w_shape))
+    return needs + prod(y_shape) * _width(prime)
+
+
+@lru_cache(maxsize=1024)
+def _backward(
+    op: BilinearOp,
+    prime: int | None,
+    reach: Reach,
+    passes: tuple[Pass, ...],
+    x_shape: Shape,
+    w_shape: Shape,
+    *,
+    clear: bool,
+) -> int:
+    y_shape, width = op.output_shape(x_shape, w_shape), _width(prime)
+    total = peak = prod(y_shape) * (2 * _DOUBLE + width) if clear else 0
+    if Pass.GRAD_INPUT in passes:
         total += prod(x_shape) * width
         part = _largest(op.input_blocks(w_shape), w_shape[1], w_shape)
-        needs = _product(op, weights.prime, reach.backward, y_shape, x_shape, x_shape, w_shape, part)
-        needs = max(needs, _others(op, Pass.GRAD_INPUT, weights.prime, reach, x_shape, w_shape))
+        needs = _product(op, prime, reach.backward, y_shape, x_shape, x_shape, w_shape, part)
+        needs = max(needs, _others(op, Pass.GRAD_INPUT, prime, reach, x_shape, w_shape))
         peak = total + needs + _origin(op, x_shape)
-    if Pass.GRAD_WEIGHT in task.passes:
+    if Pass.GRAD_WEIGHT in passes:
         total += prod(w_shape) * width
-        needs = _weight_product(op, weights.prime, x_shape, y_shape, w_shape)
-        needs = max(needs, _others(op, Pass.GRAD_WEIGHT, weights.prime, reach, x_shape, w_shape))
+        needs = _weight_product(op, prime, x_shape, y_shape, w_shape)
+        needs = max(needs, _others(op, Pass.GRAD_WEIGHT, prime, reach, x_shape, w_shape))
         peak = max(peak, total + needs)
     return peak
+
+
+def _width(prime: int | None) -> int:
+    """Bytes of a number of the answer, at most."""
+    return _DOUBLE if prime is None else _RESIDUE
 
 
 def _others(op: BilinearOp, kind: Pass, prime: int | None, reach: Reach, x_shape: Shape, w_shape: Shape) -> int:
     """What the strategies beside torch's own ops on doubles take at most: which one it will be shows in time."""
     if prime is None:
         return 0
-    largest = float(2 ** int(reach.largest).bit_length() - 1)  # as workers round it, so that it is measured once
-    return _most(Work(op=op, kind=kind, x_shape=x_shape, w_shape=w_shape, prime=prime, largest=largest))
-
-
-@lru_cache(maxsize=1024)
-def _most(work: Work) -> int:
+    largest = round_up(reach.largest)  # as workers do
+    work = Work(op=op, kind=kind, x_shape=x_shape, w_shape=w_shape, prime=prime, largest=largest)
     takers = [
         strategy
         for strategy in STRATEGIES.values()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +73,7 @@ class Cut:
         return range(max(0, place - self.left + 1), min(place, self.right - 1) + 1)
 
 
+@lru_cache(maxsize=1024)  # it is asked for with every pass, and takes as long as a small one
 def cut_for(numbers: Numbers, left: float, right: float, terms: int, reach: float | None = None) -> Cut | None:
     """The cut with the fewest products in which sums of `terms` products of the operands are exact, if there is one.
 

@@ -247,6 +247,13 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
+def round_up(largest: float) -> float:
+    """The least power of two, less one, that is no less. Weights change from step to step: what is known of a shape
+    shall hold for the next ones too.
+    """
+    return float(2 ** int(largest).bit_length() - 1)
+
+
 def terms_of(work: Work) -> int:
     """An upper bound of the products that make one element of the result of a forward pass or a grad input."""
     first, second, *kernel = work.w_shape

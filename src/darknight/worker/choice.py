@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from darknight.errors import OpError, UsageError
 from darknight.ops import BilinearOp, Conv, Linear, either
-from darknight.ops.strategy import DOUBLES, STRATEGIES, Strategy, Work
+from darknight.ops.strategy import DOUBLES, STRATEGIES, Strategy, Work, round_up
 from darknight.types import Pass
 
 MEASURED = "measured"
@@ -26,6 +26,7 @@ VARIABLE = "DARKNIGHT_WORKER_STRATEGY"
 
 _TRIES = 2  # of each strategy; the better one counts, because the first may have to compile
 _HOPELESS = 1.5  # times the best: no second try
+_CHEAP = 0.05  # seconds: but what takes no longer gets one, because the first may have had to fetch memory
 _MOST_SHAPES = 4096  # are remembered, not what an enclave likes to fill memory with
 _PRIMES, _WEIGHT = (2**25 - 39, 2**28 - 57), 1023  # those of the schemes
 
@@ -119,7 +120,8 @@ class Choice:
     def _note(self, work: Work, trial: _Trial, strategy: Strategy, seconds: float) -> None:
         trial.seconds[strategy.name] = min(seconds, trial.seconds.get(strategy.name, seconds))
         best = min(trial.seconds.values())
-        trial.waiting = [each for each in trial.waiting if trial.seconds.get(each.name, 0.0) <= _HOPELESS * best]
+        most = max(_CHEAP, _HOPELESS * best)
+        trial.waiting = [each for each in trial.waiting if trial.seconds.get(each.name, 0.0) <= most]
         fastest = min(trial.seconds, key=lambda name: trial.seconds[name])
         if all(each.name == fastest for each in trial.waiting):
             trial.settled = STRATEGIES[fastest]
@@ -189,9 +191,8 @@ def _examples() -> list[tuple[Work, Tensor, Tensor]]:
 def _work(op: BilinearOp, kind: Pass, x_shape: tuple[int, ...], w: Tensor, prime: int, largest: float | None) -> Work:
     if largest is None:
         largest = largest_of(w)
-    work = Work(op=op, kind=kind, x_shape=x_shape, w_shape=tuple(w.shape), prime=prime, largest=largest)
-    # Weights change from step to step: only the power of two counts, so that the shape is not measured again.
-    return replace(work, largest=float(2 ** int(largest).bit_length() - 1))
+    bound = round_up(largest)  # so that the shape is not measured again
+    return Work(op=op, kind=kind, x_shape=x_shape, w_shape=tuple(w.shape), prime=prime, largest=bound)
 
 
 def largest_of(w: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,15 +13,22 @@ from torch import Tensor
 from darknight.errors import OpError
 from darknight.ops import BilinearOp, either, from_spec
 from darknight.ops.estimate import Reach, task_bytes
+from darknight.ops.strategy import round_up
 from darknight.types import Answer, BackwardTask, Forget, ForwardTask, Message, Pass, TooLarge, Weights
 from darknight.wire.seeds import scratch_bytes, share_of
 from darknight.worker.budget import Budget
+from darknight.worker.choice import largest_of
 from darknight.worker.engine import Engine, LocalEngine
 
 _ANSWER = "answer"
 
 # Reasons are remembered for the tasks that come next, not for an enclave that fills memory with them.
 _MOST_REASONS = 256
+
+
+# Every step brings the same layers with other weights.
+_op_of = lru_cache(maxsize=1024)(from_spec)
+_reach_of = lru_cache(maxsize=1024)(Reach.of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +90,11 @@ class Executor:
         self._forget(Forget(everything=True))
 
     def _keep_weights(self, message: Weights) -> None:
-        key = (message.layer, message.version)
-        op = from_spec(message.op)
-        self._budget.keep(key, message.tensor.nbytes)
-        tensor = message.tensor
-        largest = 0.0
-        if message.prime is not None and tensor.numel():
-            low, high = torch.aminmax(tensor)
-            largest = float(max(abs(int(low)), abs(int(high))))
-        reach = Reach.of(op, tuple(tensor.shape), largest)
+        key, tensor = (message.layer, message.version), message.tensor
+        op = _op_of(message.op)
+        self._budget.keep(key, tensor.nbytes)
+        largest = 0.0 if message.prime is None else round_up(largest_of(tensor))
+        reach = _reach_of(op, tuple(tensor.shape), largest)
         self._drop_weights(key)
         self._reasons.pop(key, None)
         self._weights[key] = _Kept(replace(message, tensor=self._engine.place(tensor)), op, reach)
