@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from darknight.types import BackwardTask, Expected, Forget, ForwardTask, OpSpec, Pass, Weights
+from darknight.types import Answer, BackwardTask, Expected, Forget, ForwardTask, OpSpec, Pass, Weights
 from darknight.wire import codec, usual
 from darknight.wire.codec import BadFrame
 from darknight.wire.link import Misbehaved
@@ -51,6 +51,27 @@ def test_tickets_and_places(ticket, answers):
         header |= {"place": [3, 192], "answers": {kind.value: list(place) for kind, place in answers.items()}}
         where = usual.places((3, 192), answers)
     assert usual.ticketed(usual.task_frame(task), ticket, where) == codec.pack(header)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    NAMES, NUMBERS, st.dictionaries(st.sampled_from(list(Pass)), SHAPES), DTYPES, st.floats(0, 1e300), st.integers(0, 9)
+)
+def test_an_answer(layer, call, shapes, dtype, seconds, ticket):
+    tensors = {kind: torch.zeros(shape, dtype=dtype) for kind, shape in shapes.items()}
+    answer = Answer(layer=layer, call=call, tensors=tensors, seconds=seconds)
+    assert usual.answer_frame(answer, ticket) == codec.pack({**codec.reply_header(answer), "ticket": ticket})
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_an_answer_that_cannot_be_written(seconds):
+    answer = Answer(layer="a", call=1, tensors={}, seconds=seconds)
+    with pytest.raises(BadFrame):
+        codec.pack(codec.reply_header(answer))
+    with pytest.raises(BadFrame):
+        usual.answer_frame(answer, 1)
+    with pytest.raises(BadFrame):
+        usual.answer_frame(Answer(layer="a", call=1, tensors={Pass.FORWARD: torch.zeros(2).bool()}, seconds=0.1), 1)
 
 
 def test_what_has_no_answer():

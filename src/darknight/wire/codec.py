@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -61,6 +62,7 @@ __all__ = [
     "reply_from",
     "reply_header",
     "unpack",
+    "with_tensor",
 ]
 
 CHUNK = 1 << 20
@@ -199,9 +201,17 @@ _KEYS = {
 _OPTIONAL = {"forward": {"seed"}, "backward": {"seed"}}
 
 
-def check_message(header: Header) -> None:
-    """Raises BadFrame unless the header is one of a message in every field: to be known before the tensor is read."""
-    _message(header, _NONE)
+def check_message(header: Header) -> Message:
+    """The message without its tensor; `with_tensor` adds it.
+
+    Raises BadFrame unless the header is one of a message in every field: to be known before the tensor is read.
+    """
+    return _message(header, _NONE)
+
+
+def with_tensor(checked: Message, tensor: Tensor) -> Message:
+    """The message with the tensor that came with it."""
+    return checked if isinstance(checked, Forget) else replace(checked, tensor=tensor)
 
 
 def message_from(header: Header, tensor: Tensor | None) -> Message:

@@ -23,6 +23,7 @@ from darknight.wire.segments import ALIGNMENT, NOTE, Kind, Unmappable, open_segm
 SEGMENTS = 4096  # that one enclave may have at a time
 BYTES = 1 << 43  # of all of them together: mapping costs no memory, but addresses, and other enclaves need some too
 _FRAME = bytes([Kind.FRAME])
+_AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 PATIENCE = 5.0  # seconds that a descriptor may arrive after the message that speaks of its segment
 
 
@@ -104,17 +105,16 @@ class Mapped:
 
     def send(self, frame: bytes) -> None:
         """Returns when it is on its way, or the enclave is gone."""
-        poll = select.poll()
         while True:
             with self._lock:
                 if self._closed:
                     return
-                poll.register(self._door, select.POLLOUT)
                 try:
-                    self._door.send(_FRAME + frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._door.send(_FRAME + frame, _AT_ONCE)
                     return
                 except BlockingIOError:
-                    pass
+                    poll = select.poll()
+                    poll.register(self._door, select.POLLOUT)
                 except OSError:
                     return
             poll.poll()

@@ -211,13 +211,13 @@ class MessageReader:
         self._ticket = ticket
         place = _optional_place(header.pop("place", None))
         answers = _optional_places(header.pop("answers", None))
-        codec.check_message(header)
+        checked = codec.check_message(header)
         form, seeded = codec.form_of(header), codec.has_seed(header)
         shared = self._at is not None and (place is not None or seeded)
         if (place is not None and (form is None or seeded)) or ((place, answers) != (None, None) and not shared):
             raise BadFrame("a place in shared memory, on a link or for a message that has none")
         if form is None:
-            self._filling, self._finish = _Filling([]), lambda: Received(ticket, codec.message_from(header, None))
+            self._filling, self._finish = _Filling([]), lambda: Received(ticket, checked)
             return
         following = codec.nbytes_of(form) if place is None and not seeded else 0
         try:
@@ -228,7 +228,7 @@ class MessageReader:
             self._filling, self._finish = _Filling([(following, None)]), lambda: Received(ticket, left_out)
             return
         self._filling = _Filling([(following, raw(tensor) if following else None)])
-        self._finish = lambda: Received(ticket, codec.message_from(header, tensor), answers)
+        self._finish = lambda: Received(ticket, codec.with_tensor(checked, tensor), answers)
 
     def _tensor(self, place: Place | None, form: Form, seeded: bool) -> Tensor:
         if place is not None and self._at is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.types import Answer, Message, Pass, Refusal, Reply, TooLarge
-from darknight.wire import codec
+from darknight.wire import codec, usual
 from darknight.wire.codec import BadFrame, Form
 from darknight.wire.mapped import Mapped
 from darknight.wire.readers import MessageReader, Place, raw
@@ -83,7 +83,7 @@ class GrpcSeat:
             return
         places = self._due.pop(ticket)
         try:
-            header = codec.pack({**codec.reply_header(reply), "ticket": ticket})
+            header = self._header(ticket, reply)
             tensors: list[Tensor] = []
             if isinstance(reply, Answer):
                 if places is None:
@@ -92,11 +92,17 @@ class GrpcSeat:
                     self._write_out(reply, places)
         except (BadFrame, OpError) as error:
             reply = Refusal(message=f"the result cannot be sent: {error}")
-            header, tensors = codec.pack({**codec.reply_header(reply), "ticket": ticket}), []
+            header, tensors = self._header(ticket, reply), []
         if self._mapped is None:
             self._outbox.put(header, tensors)
         else:
             self._mapped.send(header)
+
+    @staticmethod
+    def _header(ticket: int, reply: Reply) -> bytes:
+        if isinstance(reply, Answer):
+            return usual.answer_frame(reply, ticket)
+        return codec.pack({**codec.reply_header(reply), "ticket": ticket})
 
     def close(self) -> None:
         """The session is done. Replies that were written are still sent."""

@@ -11,6 +11,7 @@ Guarantees: a frame that is written here is the one that `codec` writes. A frame
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from functools import lru_cache
 
 import torch
 
-from darknight.types import BackwardTask, Expected, Forget, ForwardTask, Pass, Task, Weights
+from darknight.types import Answer, BackwardTask, Expected, Forget, ForwardTask, Pass, Task, Weights
 from darknight.wire import codec
 from darknight.wire.fields import HEADER_LIMIT, BadFrame, pack
 
@@ -72,6 +73,15 @@ def ticketed(frame: bytes, ticket: int, where: bytes | None) -> bytes:
     if where is None:
         return _within(b'%b,"ticket":%d}' % (frame[:-1], ticket))
     return _within(b'%b,"ticket":%d,%b}' % (frame[:-1], ticket, where))
+
+
+def answer_frame(answer: Answer, ticket: int) -> bytes:
+    """The frame of an answer, with its ticket. The worker writes it, and `seconds_of` recognises it."""
+    if not math.isfinite(answer.seconds):
+        raise BadFrame("a time that is not finite")
+    forms = [f'"{kind.value}":{{{_form(each.dtype, each.shape)}}}' for kind, each in answer.tensors.items()]
+    whose = f'"layer":{_word(answer.layer)},"call":{answer.call},"seconds":{float.__repr__(answer.seconds)}'
+    return _within(f'{{"kind":"answer",{whose},"tensors":{{{",".join(forms)}}},"ticket":{ticket}}}'.encode())
 
 
 # --- what comes back ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -26,9 +27,9 @@ class Metrics:
         self.tasks = Counter(
             "darknight_worker_tasks", "Tasks, by pass and outcome.", ["pass", "outcome"], registry=self.registry
         )
-        for kind in (*(kind.value for kind in Pass), "keep", "too_large"):
-            for outcome in ("done", "refused"):
-                self.tasks.labels(kind, outcome)  # a series that exists from the start is easier to watch
+        # A series that exists from the start is easier to watch, and need not be looked for at every task.
+        kinds = (*(kind.value for kind in Pass), "keep", "too_large")
+        self.outcomes = {each: self.tasks.labels(*each) for each in product(kinds, ("done", "refused"))}
         self.seconds = Histogram(
             "darknight_worker_task_seconds", "Seconds of computing, a task.", buckets=_SECONDS, registry=self.registry
         )

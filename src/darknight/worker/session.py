@@ -191,8 +191,9 @@ class WorkerSession:
 
     def _observe(self, message: Message | TooLarge, reply: Answer | Refusal | None) -> None:
         if isinstance(message, Forget):
-            fields = {"peer": self.peer.fingerprint, "calls": len(message.calls), "weights": len(message.weights)}
-            _log.debug("evicted", extra={"fields": {**fields, "everything": message.everything}})
+            if _log.isEnabledFor(logging.DEBUG):
+                fields = {"peer": self.peer.fingerprint, "calls": len(message.calls), "weights": len(message.weights)}
+                _log.debug("evicted", extra={"fields": {**fields, "everything": message.everything}})
         elif not isinstance(message, TooLarge):
             self._metrics.received.inc(0 if message.tensor.is_meta else message.tensor.nbytes)  # a seed is no tensor
         if isinstance(reply, Refusal):
@@ -206,7 +207,7 @@ class WorkerSession:
             self._metrics.sent.inc(sum(tensor.nbytes for tensor in reply.tensors.values()))
         for kind in _passes(message):
             self._tasks += 1
-            self._metrics.tasks.labels(kind, "refused" if isinstance(reply, Refusal) else "done").inc()
+            self._metrics.outcomes[kind, "refused" if isinstance(reply, Refusal) else "done"].inc()
 
 
 def _passes(message: Message | TooLarge) -> list[str]:
