@@ -10,6 +10,7 @@ from torch import nn
 
 import darknight as dk
 from darknight.coding import field
+from darknight.runtime import crew
 from fleet.threads import thread_fleet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,7 +130,10 @@ def test_gradients_in_the_clear_are_what_they_say():
     assert torch.equal(signs.argmin(-1), labels)
 
 
-def test_workers_forget_a_call_when_its_graph_is_gone():
+@pytest.mark.parametrize(("little", "heard"), [(0, [[1], [3], [5], [7]]), (60, [[1, 3], [5, 7]])])
+def test_workers_forget_a_call_when_its_graph_is_gone(monkeypatch, little, heard):
+    """Once it is worth a message: a share of each of these calls has 40 bytes."""
+    monkeypatch.setattr(crew, "_LITTLE", little)
     model = nn.Linear(5, 3)
     with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         dk.protect_(model, runtime)
@@ -138,7 +142,7 @@ def test_workers_forget_a_call_when_its_graph_is_gone():
 
         def watched(worker, message):
             if worker == 0:
-                forgotten.extend(getattr(message, "calls", ()))
+                forgotten.append(list(getattr(message, "calls", ())))
             post(worker, message)
 
         fleet.post = watched
@@ -146,4 +150,5 @@ def test_workers_forget_a_call_when_its_graph_is_gone():
             model(torch.randn(8, 5)).sum().backward()
         with torch.no_grad():
             model(torch.randn(8, 5))
-    assert forgotten == [1, 3, 5, 7]  # the numbers between are of gradients; the last call was never kept
+    # The numbers between are of gradients; the last call was never kept.
+    assert [calls for calls in forgotten if calls] == heard
