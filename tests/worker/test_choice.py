@@ -84,7 +84,7 @@ def test_what_is_clearly_slower_gets_one_try_only(timed):
 def test_what_takes_little_time_gets_a_second_try(timed):
     op, x, w, _ = layer()
     found, slow = timed(0.002, 0.001)
-    slow[0]._seconds = 0.04  # its first call has to fetch memory
+    slow[0]._seconds = 0.025  # its first call has to fetch memory
     found.forward(op, x, w, PRIME)
     slow[0]._seconds = 0.0005
     for _ in range(9):

@@ -26,7 +26,7 @@ VARIABLE = "DARKNIGHT_WORKER_STRATEGY"
 
 _TRIES = 2  # of each strategy; the better one counts, because the first may have to compile
 _HOPELESS = 1.5  # times the best: no second try
-_CHEAP = 0.05  # seconds: but what takes no longer gets one, because the first may have had to fetch memory
+_CHEAP = 0.03  # seconds: but what takes no longer gets one, because the first may have had to fetch memory
 _MOST_SHAPES = 4096  # are remembered, not what an enclave likes to fill memory with
 _PRIMES, _WEIGHT = (2**25 - 39, 2**28 - 57), 1023  # those of the schemes
 
