@@ -26,6 +26,8 @@ INSTALL = """\
 python -m venv rivals
 SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True \\
     rivals/bin/pip install torch==2.13.0 crypten==0.4.1 tenseal==0.3.18"""
+# glibc's settings, as keep_memory makes them for plain and ours: fresh memory would slow rivals down.
+_KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0", "MALLOC_ARENA_MAX": "1"}
 _MOST_BYTES = 1 << 20  # of an answer
 _LAST_WORDS = 300  # characters
 
@@ -72,7 +74,7 @@ class RivalProcess:
                     stdout=subprocess.PIPE,
                     stderr=file,
                     bufsize=0,
-                    env={**environment(), **(settings or {})},
+                    env={**environment(), **_KEPT_MEMORY, **(settings or {})},
                     start_new_session=True,  # Ctrl-C is for this process, which then closes it
                 )
         except OSError as error:
