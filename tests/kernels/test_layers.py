@@ -75,6 +75,7 @@ def test_a_batch_is_normalised_as_torch_does_and_derived(shape, affine):
                 assert torch.equal(cut, activated(values, limits))
                 affine_of = kernels.affine(library(kind), x.float(), by.scale, by.shift, limits)
                 assert torch.equal(affine_of, cut)
+                grads.append(assert_added(library(kind), x.float(), *narrow, by, grad.float(), limits))
             torch.testing.assert_close(values.double(), y.detach(), rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(running[0].double(), wide[0], rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(running[1].double(), wide[1], rtol=1e-5, atol=1e-6)
@@ -84,6 +85,25 @@ def test_a_batch_is_normalised_as_torch_does_and_derived(shape, affine):
             found[kind] = [values, *running, *grads]
         for kind in KINDS[1:]:
             assert all(torch.equal(one, other) for one, other in zip(found[""], found[kind], strict=True)), kind
+
+
+def assert_added(lib, x, weight, bias, by, grad, limits):
+    """With a sum before the activation: the bits of three passes forward, and of two backward. What passed."""
+    generator = torch.Generator().manual_seed(5)
+    added = torch.randn(x.shape, generator=generator)
+    added.view(-1)[0] = float("nan")  # which passes
+    plain, _ = kernels.normalise(lib, x, weight, bias, None, 0.3, 1e-5)
+    for cut in (None, limits):
+        y, _ = kernels.normalise(lib, x, weight, bias, None, 0.3, 1e-5, cut, added)
+        expected = activated(plain + added, cut)
+        scaled = kernels.affine(lib, x, by.scale, by.shift, cut, added)
+        assert all(torch.equal(each.nan_to_num(123.0), expected.nan_to_num(123.0)) for each in (y, scaled))
+    together, *rest, passed = kernels.derive(lib, x, grad, by, limits, y)
+    assert torch.equal(passed, kernels.come_back(lib, grad, 1, y, limits).grad)
+    apart, *others, _ = kernels.derive(lib, x, passed, by, None)
+    assert together.largest == apart.largest
+    assert all(torch.equal(*pair) for pair in zip((together.grad, *rest), (apart.grad, *others), strict=True))
+    return passed
 
 
 def test_a_channel_far_from_zero_and_one_without_spread_stay_finite():
@@ -191,6 +211,10 @@ def test_what_is_not_for_the_library_is_left_to_torch():
         assert kernels.pool(lib, x, window, keep=True) is None
     _, by = kernels.normalise(lib, x, None, None, None, 0.1, 1e-5)
     assert kernels.derive(lib, x, x[:1], by, None) is None
+    assert kernels.derive(lib, x, x, by, (0.0, inf), x[:1]) is None
+    for other in (x[:1], x.double(), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        assert kernels.normalise(lib, x, None, None, None, 0.1, 1e-5, None, other) is None
+        assert kernels.affine(lib, x, torch.ones(3), torch.ones(3), None, other) is None
     assert kernels.derive(lib, x, x.double(), by, None) is None
 
 

@@ -36,6 +36,8 @@ SEQUENCES = {
     ),
     "one axis": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(inplace=True)), (4, 3, 9), [RELU]),
     "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.ReLU(inplace=True)), (4, 3, 5, 6), [RELU]),
+    "not in place": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (4, 3, 5, 6), [RELU]),
+    "nested": (lambda: nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3)), nn.ReLU()), (4, 3, 5, 6), [RELU]),
     "a hook behind": (lambda: hooked(1, "forward_hook"), (4, 3, 5, 6), [RELU]),
 }
 
@@ -216,7 +218,6 @@ SEEN = {
     "a hook on the layer": (lambda: hooked(0, "forward_hook"), None),
     "a hook before the activation": (lambda: hooked(1, "forward_pre_hook"), None),
     "a hook before the layer": (lambda: hooked(0, "forward_pre_hook"), None),
-    "not in place": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), None),
     "another activation": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), OwnReLU(inplace=True)), None),
     "another forward": (patched, None),
     "a call of its own": (lambda: nn.Sequential(Calls(3, 4, 3), nn.ReLU(inplace=True)), None),

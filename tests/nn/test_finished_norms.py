@@ -32,17 +32,20 @@ def small_mobilenet() -> nn.Module:
     return MobileNetV2((3, 12, 16), 5, stages=((1, 4, 1, 1), (2, 4, 2, 1)), stem=4, last=8, dropout=0.0)
 
 
-# How often: a product is told of its gradient, an activation is left to its normalisation, or both were done at once.
+# How often: a product is told of its gradient, an activation is left to its normalisation, both were done at once, and
+# that with a sum in between.
 NORMALISED = {
-    "vgg": (normalised_vgg, 3, 0, 3),
-    "resnet": (small_resnet, 6, 3, 0),
-    "mobilenet": (small_mobilenet, 10, 0, 7),
+    "vgg": (normalised_vgg, 3, 0, 3, 0),
+    "resnet": (small_resnet, 6, 1, 4, 2),
+    "mobilenet": (small_mobilenet, 10, 0, 7, 0),
 }
 
 
-@pytest.mark.parametrize(("model_of", "told", "clipped", "finished"), NORMALISED.values(), ids=NORMALISED)
+@pytest.mark.parametrize(("model_of", "told", "clipped", "finished", "sums"), NORMALISED.values(), ids=NORMALISED)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_normalisation_is_finished_with_its_activation(model_of, told, clipped, finished, training, monkeypatch):
+def test_a_normalisation_is_finished_with_its_activation(
+    model_of, told, clipped, finished, sums, training, monkeypatch
+):
     """Bit for bit what the same kernels give apart."""
     x = torch.randn(4, 3, 12, 16)
     found = {}
@@ -52,13 +55,14 @@ def test_a_normalisation_is_finished_with_its_activation(model_of, told, clipped
             normed = NormSpy(patch)
             if apart:
                 patch.setattr(Sequence, "behind", lambda *_: (None, None))
+                patch.setattr(Sequence, "behind_norm", lambda *_: (None, None))
                 patch.setattr(Staying, "multiplied", lambda *_: None)
             found[apart] = gradients(lambda: model_of().train(training), x, monkeypatch=patch)
         if training:
             assert spy.told.count(True) == (0 if apart else 2 * told)
-            assert normed.clipped == 2 * (clipped + finished if apart else clipped)
+            assert normed.clipped == 2 * (clipped + finished - sums if apart else clipped)
             assert len([limits for limits in normed.finished if limits]) == (0 if apart else 2 * finished)
-            assert len([limits for limits in normed.stopped if limits]) == 2 * (clipped + finished)
+            assert len([limits for limits in normed.stopped if limits]) == 2 * (clipped + finished - apart * sums)
     assert_same(found[False], found[True])
 
 

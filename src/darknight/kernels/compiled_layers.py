@@ -33,6 +33,7 @@ class _Normalisation(ctypes.Structure):
         *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
         *[(name, ctypes.c_float) for name in ("low", "high")],
         *[(name, _NUMBER) for name in ("limited", "first", "last")],
+        ("added", _POINTER),
     ]
 
 
@@ -43,7 +44,7 @@ class _Derivation(ctypes.Structure):
         *[(name, _POINTER) for name in ("scale", "shift", "mean", "inverse")],
         *[(name, ctypes.c_float) for name in ("low", "high")],
         ("limited", _NUMBER),
-        *[(name, _POINTER) for name in ("weight", "bias", "largest")],
+        *[(name, _POINTER) for name in ("weight", "bias", "largest", "y", "passed")],
         *[(name, _NUMBER) for name in ("first", "last")],
     ]
 
@@ -145,12 +146,13 @@ def normalise(
     momentum: float,
     epsilon: float,
     limits: Limits | None = None,
+    added: Tensor | None = None,
 ) -> tuple[Tensor, Normalised] | None:
     """(example, channel, ...) with the mean and deviation of the batch; `running` ones are updated in place.
 
-    limits: what the result is cut to, bit for bit as by an activation behind it.
+    added: to the result. limits: what it is cut to then. Bit for bit as by a sum and an activation behind it.
     """
-    if not can_normalise(x, weight, bias, running):
+    if not can_normalise(x, weight, bias, running) or not can_add(x, added):
         return None
     (examples, channels), inner = x.shape[:2], prod(x.shape[2:])
     y, scale, shift = torch.empty_like(x), *(torch.empty(channels) for _ in range(2))
@@ -171,29 +173,48 @@ def normalise(
         *(each.data_ptr() for each in (scale, shift, mean, inverse)),
         *_cutting(limits),
     )
+    what.added = address(added)
     _by_channels(library.normalise, what, x)
     return y, Normalised(scale, shift, mean, inverse)
 
 
-def affine(library: Library, x: Tensor, scale: Tensor, shift: Tensor, limits: Limits | None = None) -> Tensor | None:
-    """x * scale + shift, by channel, cut to `limits`."""
-    if not suits(x) or not (vector(scale, x.shape[1]) and vector(shift, x.shape[1])):
+def can_add(x: Tensor, added: Tensor | None) -> bool:
+    """Whether that can be added to what was made of x."""
+    return added is None or (suits(added) and added.shape == x.shape)
+
+
+def affine(
+    library: Library,
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    limits: Limits | None = None,
+    added: Tensor | None = None,
+) -> Tensor | None:
+    """x * scale + shift, by channel, and `added`, cut to `limits`."""
+    if not suits(x) or not (vector(scale, x.shape[1]) and vector(shift, x.shape[1])) or not can_add(x, added):
         return None
     y = torch.empty_like(x)
     what = _Normalisation(x.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], prod(x.shape[2:]))
     what.scale, what.shift = scale.data_ptr(), shift.data_ptr()
     what.low, what.high, what.limited = _cutting(limits)
+    what.added = address(added)
     _by_channels(library.affine, what, x)
     return y
 
 
 def derive(
-    library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: Limits | None
-) -> tuple[Returned, Tensor, Tensor] | None:
-    """The gradients of x, weight and bias. limits: outside them an activation behind it let no gradient pass."""
-    if not (suits(x) and suits(grad)) or x.shape != grad.shape:
+    library: Library, x: Tensor, grad: Tensor, by: Normalised, limits: Limits | None, y: Tensor | None = None
+) -> tuple[Returned, Tensor, Tensor, Tensor] | None:
+    """The gradients of x, weight and bias, and what of `grad` came through the activation.
+
+    limits: outside them an activation behind it let no gradient pass. y: what that gave, if something was added before.
+    Without an activation, or if nothing was added, the last one is `grad`.
+    """
+    if not (suits(x) and suits(grad)) or x.shape != grad.shape or not can_add(x, y):
         return None
     out, weight, bias = torch.empty_like(x), *(torch.empty(x.shape[1]) for _ in range(2))
+    passed = grad if y is None else torch.empty_like(grad)
     what = _Derivation(
         x.data_ptr(),
         grad.data_ptr(),
@@ -206,7 +227,8 @@ def derive(
         weight.data_ptr(),
         bias.data_ptr(),
     )
-    return Returned(out, _largest_by_channels(library.derive, what, x)), weight, bias
+    what.y, what.passed = address(y), None if y is None else passed.data_ptr()
+    return Returned(out, _largest_by_channels(library.derive, what, x)), weight, bias, passed
 
 
 # --- behind a product -------------------------------------------------------------------------------------------------

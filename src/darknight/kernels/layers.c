@@ -76,14 +76,19 @@ typedef struct {
     float low, high;
     int64_t limited;     /* whether y is cut to [low, high] */
     int64_t first, last; /* channels that are done here: other threads do others */
+    const float *added;  /* to what was normalised, before it is cut; or none */
 } normalisation;
 
 /* One channel of one example, from `at` on. */
 INLINE void scaled(const normalisation *s, int64_t at, int64_t c) {
     const float *restrict x = s->x + at;
     float *restrict y = s->y + at;
-    const float scale = s->scale[c], shift = s->shift[c], low = s->low, high = s->high;
-    if (s->limited)
+    const float scale = s->scale[c], shift = s->shift[c];
+    const float low = s->limited ? s->low : -INFINITY, high = s->limited ? s->high : INFINITY;
+    if (s->added) {
+        const float *restrict added = s->added + at;
+        for (int64_t i = 0; i < s->inner; i++) y[i] = cut(x[i] * scale + shift + added[i], low, high);
+    } else if (s->limited)
         for (int64_t i = 0; i < s->inner; i++) y[i] = cut(x[i] * scale + shift, low, high);
     else
         for (int64_t i = 0; i < s->inner; i++) y[i] = x[i] * scale + shift;
@@ -135,11 +140,44 @@ typedef struct {
     float low, high; /* where y is not between them, an activation behind it stops the gradient */
     int64_t limited; /* whether there is such an activation */
     float *weight, *bias; /* their gradients, by channel */
-    int32_t *largest; /* bits of the largest magnitude in what is written */
+    int32_t *largest; /* bits of the largest magnitude in out */
+    const float *y; /* what an activation made of the sum with something else: it stops the gradient instead; or none */
+    float *passed;  /* then: the gradient of that sum */
     int64_t first, last; /* channels that are done here */
 } derivation;
 
-/* The gradient that passes the activation, of one channel of one example. */
+/* Where an activation gave y. */
+INLINE float let_pass(float grad, float y, float low, float high) { return y <= low || y >= high ? 0.0f : grad; }
+
+/* The gradient that passes the activation behind a sum, of `n` positions from `at` on, and its sums as in sums_of_two. */
+INLINE void passed_sum(const derivation *s, int64_t at, int64_t n, double *restrict first, double *restrict second) {
+    const float *restrict grad = s->grad + at, *restrict y = s->y + at, *restrict x = s->x + at;
+    float *restrict out = s->passed + at;
+    const float low = s->low, high = s->high;
+    double p[LANES], q[LANES];
+    int64_t i = 0;
+    memcpy(p, first, sizeof p);
+    memcpy(q, second, sizeof q);
+    for (; i + LANES <= n; i += LANES) {
+#pragma omp simd
+        for (int l = 0; l < LANES; l++) {
+            const float value = let_pass(grad[i + l], y[i + l], low, high);
+            out[i + l] = value;
+            p[l] += (double)value;
+            q[l] += (double)value * (double)x[i + l];
+        }
+    }
+    for (int l = 0; i < n; i++, l++) {
+        const float value = let_pass(grad[i], y[i], low, high);
+        out[i] = value;
+        p[l] += (double)value;
+        q[l] += (double)value * (double)x[i];
+    }
+    memcpy(first, p, sizeof p);
+    memcpy(second, q, sizeof q);
+}
+
+/* The gradient that passes one behind the normalisation itself, of one channel: what it gave is computed again. */
 INLINE void passed(const derivation *s, const float *restrict x, const float *restrict grad, int64_t n, int64_t c,
                    float *restrict out) {
     const float scale = s->scale[c], shift = s->shift[c], low = s->low, high = s->high;
@@ -163,6 +201,10 @@ INLINE void derive(const derivation *s) {
                     const int64_t at = e * plane + c * s->inner + start;
                     const int64_t width = s->inner - start < TILE ? s->inner - start : TILE;
                     const float *grad = s->grad + at;
+                    if (s->y) {
+                        passed_sum(s, at, width, first[c - from], second[c - from]);
+                        continue;
+                    }
                     if (s->limited) {
                         passed(s, s->x + at, grad, width, c, some);
                         grad = some;
@@ -186,7 +228,9 @@ INLINE void derive(const derivation *s) {
                     const float scale = s->scale[c], times = each[c - from], less = rest[c - from];
                     const float *restrict x = s->x + at, *grad = s->grad + at;
                     float *restrict out = s->out + at;
-                    if (s->limited) {
+                    if (s->y)
+                        grad = s->passed + at;
+                    else if (s->limited) {
                         passed(s, x, grad, width, c, some);
                         grad = some;
                     }
@@ -241,8 +285,6 @@ typedef struct {
     int32_t *largest; /* bits of the largest magnitude of what passes */
     int64_t first, last; /* channels that are done here */
 } returning;
-
-INLINE float let_pass(float grad, float y, float low, float high) { return y <= low || y >= high ? 0.0f : grad; }
 
 /* One run of one channel. stops: a constant, whether there is an activation. */
 INLINE void run_back(const returning *s, int64_t at, const int stops, double *restrict totals, int32_t *restrict most) {

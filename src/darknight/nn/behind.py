@@ -1,9 +1,10 @@
-"""What stands behind a layer: known beforehand in a Sequential, and told from one backward pass to the next.
+"""What stands behind a layer: known beforehand in some forwards, and told from one backward pass to the next.
 
-A layer or batch normalisation whose result an activation overwrites at once may give what the activation would, and a
-layer what a max pooling behind that would, if nobody can see the difference. That is known where torch's own Sequential
-calls them in turn and no hook, mode or method of somebody else's stands in between; everywhere else its result is its
-own, and what stands behind it is computed when it is called.
+A layer or batch normalisation may give what the activation behind it would, a layer what a max pooling behind that
+would, and a normalisation what comes of a sum with something else, if nobody can see the difference. That is known
+where torch's own Sequential calls them in turn, or a forward that was read (nn.reading), and no hook, mode or method of
+somebody else's stands in between; everywhere else its result is its own, and what stands behind it is computed when it
+is called.
 """
 
 from __future__ import annotations
@@ -54,25 +55,45 @@ class Behind:
         return told if told is not None and told.grad is grad and grad._version == self._version else None
 
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(eq=False)
+class Addend:
+    """What is added to the result of a module before anybody sees it. taken: whether that was done at once."""
+
+    value: Tensor = field(repr=False)
+    taken: bool = False
+
+
+# What gets the result of a module: another module, or a function, of which it is known what it does.
+Next = nn.Module | Addend | Limits | Window
 
 
 class Sequence(threading.local):
-    """In this thread: the module of a Sequential that is being called, and those that are called after it."""
+    """In this thread: the module that is being called, and what gets its result, one after the other."""
 
     def __init__(self) -> None:
-        self._now: list[nn.Module] = []
+        self._now: list[Next] = []
 
     def run(self, modules: nn.Sequential, input: Any, mode: object) -> Any:
         """What nn.Sequential.forward does. mode: the one that sees the functions of the model."""
-        every = list(modules)
-        for place, module in enumerate(every):
-            self._now = every[place:] if _sees_all(mode) else []
-            try:
-                input = module(input)
-            finally:
-                self._now = []
+        now, self._now = self._now, []
+        known = bool(now) and now[0] is modules and unseen(modules)
+        every, rest = list(modules), now[1:] if known else []
+        for place in range(len(every)):
+            input = self.call([*every[place:], *rest], input, mode)
         return input
+
+    def call(self, now: list[Next], input: Any, mode: object) -> Any:
+        """Calls the first of them, of which the others get the result, and of what they gave, in turn."""
+        module = now[0]
+        assert isinstance(module, nn.Module)
+        self._now = now if sees_all(mode) else []
+        try:
+            return module(input)
+        finally:
+            self._now = []
 
     def behind(self, module: nn.Module) -> tuple[Limits | None, Window | None]:
         """What the result of `module`, which is running, will be cut to before anybody sees it, and pooled over."""
@@ -83,16 +104,34 @@ class Sequence(threading.local):
         pooled = limits is not None and len(now) > 2 and _adjacent(*now[1:3])
         return limits, _window_of(now[2]) if pooled else None
 
-    def norm_limits(self) -> Limits | None:
-        """The same for the batch normalisation that is running, if it is torch's own; of the activation alone."""
-        if not self._now or type(self._now[0]) not in _NORMS or "forward" in vars(self._now[0]):
-            return None
-        return self.behind(self._now[0])[0]
+    def behind_norm(self) -> tuple[Limits | None, Addend | None]:
+        """What is added to the result of the batch normalisation that is running, and what it is cut to then.
+
+        Of torch's own normalisations alone.
+        """
+        now = self._now
+        norm = now[0] if now else None
+        if not isinstance(norm, NORMS) or type(norm) not in NORMS or "forward" in vars(norm):
+            return None, None
+        addend = now[1] if len(now) > 1 and isinstance(now[1], Addend) else None
+        if addend is None:
+            return self.behind(norm)[0], None
+        self._now = []
+        if not _adjacent(norm, addend):
+            return None, None
+        cut = len(now) > 2 and _adjacent(addend, now[2])
+        return _limits_of(now[2]) if cut else None, addend
 
 
-def _adjacent(module: nn.Module, following: nn.Module) -> bool:
+def _adjacent(first: Next, following: Next) -> bool:
     """Whether nobody sees what goes from one to the other, if the second is called with what the first gave."""
-    return _unobserved(module) and not module._forward_hooks and _unobserved(following)
+    given = not isinstance(first, nn.Module) or unseen(first)
+    return given and (not isinstance(following, nn.Module) or _unobserved(following))
+
+
+def unseen(module: nn.Module) -> bool:
+    """Whether calling it is calling its forward, and nobody sees what goes in or comes out."""
+    return _unobserved(module) and not module._forward_hooks
 
 
 def _unobserved(module: nn.Module) -> bool:
@@ -103,27 +142,31 @@ def _unobserved(module: nn.Module) -> bool:
     return ordinary and not everywhere and not any(hooks) and module._compiled_call_impl is None
 
 
-def _limits_of(module: nn.Module) -> Limits | None:
-    """What one of torch's activations cuts to, if it does so in place."""
-    if "forward" in vars(module):
+def _limits_of(module: Next) -> Limits | None:
+    """What one of torch's activations cuts to."""
+    if isinstance(module, tuple):
+        return module
+    if not isinstance(module, nn.Module) or "forward" in vars(module):
         return None
     if type(module) is nn.ReLU:
-        return (0.0, inf) if module.inplace else None
+        return (0.0, inf)
     if type(module) in (nn.ReLU6, nn.Hardtanh):
         assert isinstance(module, nn.Hardtanh)
-        return (float(module.min_val), float(module.max_val)) if module.inplace else None
+        return (float(module.min_val), float(module.max_val))
     return None
 
 
-def _window_of(module: nn.Module) -> Window | None:
+def _window_of(module: Next) -> Window | None:
     """What one of torch's max poolings looks at, if it is as a kernel of ours."""
+    if isinstance(module, Window):
+        return module
     if type(module) is not nn.MaxPool2d or "forward" in vars(module):
         return None
     given = (module.kernel_size, module.stride, module.padding, module.dilation)
     return window_of(*given, module.ceil_mode, module.return_indices)
 
 
-def _sees_all(mode: object) -> bool:
+def sees_all(mode: object) -> bool:
     """Whether `mode` is the first to see the next torch function, and nobody sees what is below it."""
     innermost = _innermost_mode()  # type: ignore[no-untyped-call]
     return torch._C._is_torch_function_enabled() and innermost is mode and not torch._C._len_torch_dispatch_stack()

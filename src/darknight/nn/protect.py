@@ -20,10 +20,13 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import ParametrizationList
 
 from darknight.errors import OpError, ProtectError
+from darknight.nn.following import MARK, holds
 from darknight.nn.modules import computes_as_known, kind_of, op_of
 from darknight.nn.places import cheaper_at_home
 from darknight.nn.public import full_name, label_of, public_weight, selected_parameters
+from darknight.nn.reading import read
 from darknight.nn.report import ENCLAVE, MASKED, Report, Row
+from darknight.nn.steps import Reading
 from darknight.nn.watch import Protection
 from darknight.ops.cost import Rates
 from darknight.ops.place import COST, WORKERS, check_place
@@ -31,7 +34,6 @@ from darknight.runtime import Runtime
 
 Where = Callable[[str, nn.Module], bool | None]
 
-_MARK = "_darknight"
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
 
 
@@ -108,8 +110,7 @@ def protect_(
                 protection.layer(path, type(module).__name__, stays.get(path, ""), free=path in free)
                 _bind(protection, path, module, _masked_forward(type(module).forward))
             elif not isinstance(module, torch.jit.ScriptModule) and _may_multiply(module):
-                own = vars(module).get("forward", type(module).forward)
-                _bind(protection, path, module, (_sequence_forward if _is_sequence(module) else _watched_forward)(own))
+                _bind(protection, path, module, _forward_of(module))
     except BaseException:  # Ctrl-C while torch loads its compiler
         _unbind(model)
         raise
@@ -131,11 +132,11 @@ def unprotect_(model: nn.Module) -> None:
     """Makes `model` an ordinary model again. Its weights are what training made of them."""
     if not isinstance(model, nn.Module):
         raise ProtectError(f"a {type(model).__name__} where a torch.nn.Module belongs.")
-    bound = {path: module for path, module in model.named_modules() if _MARK in vars(module)}
+    bound = {path: module for path, module in model.named_modules() if MARK in vars(module)}
     if not bound:
         raise ProtectError("this model is not protected.")
     for path, module in bound.items():
-        if vars(module).get("forward") is not vars(module)[_MARK].forward:
+        if vars(module).get("forward") is not vars(module)[MARK].forward:
             name = path or type(module).__name__
             raise ProtectError(f"{name} got another forward after it was protected. Put that back first.")
     _unbind(model)
@@ -143,7 +144,7 @@ def unprotect_(model: nn.Module) -> None:
 
 def _unbind(model: nn.Module) -> None:
     for module in model.modules():
-        binding = vars(module).pop(_MARK, None)
+        binding = vars(module).pop(MARK, None)
         if binding is not None:
             vars(module).pop("forward", None)
             if binding.previous is not None:
@@ -167,7 +168,7 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 def _refuse(modules: Mapping[str, nn.Module]) -> None:
     for path, module in modules.items():
         name = path or type(module).__name__
-        if _MARK in vars(module):
+        if MARK in vars(module):
             raise ProtectError(f"{name} is protected already. Call dk.unprotect_ first.")
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             raise ProtectError(f"{name} has no parameters yet. Run one batch through the model before protecting it.")
@@ -220,11 +221,6 @@ def _may_multiply(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) and not isinstance(module, (*_NORMS, nn.Embedding))
 
 
-def _is_sequence(module: nn.Module) -> bool:
-    """Whether each of its modules gets what the one before it gave, and nothing else happens."""
-    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
-
-
 def _is_torchs_own(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "torch"
 
@@ -246,7 +242,7 @@ def _bind(protection: Protection, path: str, module: nn.Module, forward: Callabl
     uncompiled = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     # A bound method, because a deep copy binds it to the copied module.
     bound = MethodType(uncompiled, module)
-    vars(module)[_MARK] = _Binding(protection, path, bound, vars(module).get("forward"))
+    vars(module)[MARK] = _Binding(protection, path, bound, vars(module).get("forward"))
     vars(module)["forward"] = bound
 
 
@@ -255,7 +251,7 @@ def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def forward(self: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        binding: _Binding = vars(self)[_MARK]
+        binding: _Binding = vars(self)[MARK]
         protection = binding.protection
         weight = public_weight(self) if computes_as_known(self) else None
         if weight is None:  # somebody put another tensor in its place, or another way to compute
@@ -270,12 +266,23 @@ def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _forward_of(module: nn.Module) -> Callable[..., Any]:
+    """For a module that is no layer: its own forward, of which it may be known what stands behind each layer."""
+    own = vars(module).get("forward")
+    if own is not None:
+        return _watched_forward(own)
+    if type(module).forward is nn.Sequential.forward:
+        return _sequence_forward(type(module).forward)
+    reading = read(type(module).forward)
+    return _watched_forward(type(module).forward) if reading is None else _followed_forward(reading)
+
+
 def _watched_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     """The module's own forward, with its functional products seen."""
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        binding: _Binding = vars(self)[_MARK]
+        binding: _Binding = vars(self)[MARK]
         with binding.protection.watching(binding.path, self):
             if binding.previous is not None:
                 return binding.previous(*args, **kwargs)
@@ -289,9 +296,23 @@ def _sequence_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def forward(self: Any, input: Any) -> Any:
-        binding: _Binding = vars(self)[_MARK]
+        binding: _Binding = vars(self)[MARK]
         with binding.protection.watching(binding.path, self):
             return binding.protection.run(self, input)
+
+    return forward
+
+
+def _followed_forward(reading: Reading) -> Callable[..., Any]:
+    """A forward that was read: the same steps, as long as it is what was read."""
+
+    @functools.wraps(reading.function)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        binding: _Binding = vars(self)[MARK]
+        with binding.protection.watching(binding.path, self):
+            if not kwargs and holds(reading, self, args):
+                return binding.protection.follow(reading, self, args)
+            return type(self).forward(self, *args, **kwargs)
 
     return forward
 

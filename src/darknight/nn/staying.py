@@ -8,7 +8,7 @@ Depthwise convolutions are in `depthwise`.
 An activation that overwrites what was just normalised (ReLU or ReLU6 with inplace=True) is not derived by itself:
 batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did. Right
 behind a protected layer, the backward passes of both also find out what that of the layer needs to know. An activation
-that was known beforehand (nn.behind) was computed before it is called.
+that was known beforehand (nn.behind) was computed before it is called, and so was a sum before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from darknight.kernels import compiled_layers as kernels
 from darknight.kernels.compiled_layers import Library, Limits, Normalised
-from darknight.nn.behind import Behind, Sequence
+from darknight.nn.behind import Addend, Behind, Sequence
 from darknight.nn.pooling import ordinary, pooled, window_of
 
 _RELU = (0.0, math.inf)
@@ -57,12 +58,13 @@ class Staying:
         latest, behind, multiplied = self._latest.result(), self._latest.behind, self._latest.multiplied
         done = self._latest.done
         self._latest.result = lambda: None
-        limits = _limits(func, *args, **kwargs) if func in _ACTIVATIONS else None
         right_behind = latest is not None and bool(args) and args[0] is latest
         if latest is not None and right_behind and done:
-            called = window_of(*args[1:], **kwargs) if func is F.max_pool2d else limits
+            called = window_of(*args[1:], **kwargs) if func is F.max_pool2d else limits_of(func, *args[1:], **kwargs)
             assert called == done[0], "nothing but what was done already can come next"
-            return self._given(latest, behind, multiplied=multiplied, done=done[1:])
+            return self._given(latest, behind, multiplied=multiplied, done=done[1:]) if done[1:] else latest
+        overwrites = func in _ACTIVATIONS and _in_place(func, *args[1:], **kwargs)
+        limits = limits_of(func, *args[1:], **kwargs) if overwrites else None
         library = kernels.chosen()
         if library is None or torch.is_autocast_enabled("cpu"):
             return None
@@ -91,6 +93,13 @@ class Staying:
         latest.done = behind.done if done is None else done
         return y
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is called here stands between a layer and what is behind it, and has nothing to do with them."""
+        product = self._latest.product
+        yield
+        self._latest.product = product
+
     def seen(self) -> None:
         """Another function was called: what the latest gave may be used by it."""
         self._latest.result = lambda: None
@@ -109,30 +118,48 @@ class Staying:
     ) -> Tensor | None:
         if not ordinary(input, weight, bias, running_mean, running_var):
             return None
-        derived = torch.is_grad_enabled() and any(
-            each is not None and each.requires_grad for each in (input, weight, bias)
-        )
+        derived = _derived(input, weight, bias)
         if not training:
             if derived or running_mean is None or running_var is None:
                 return None
-            behind = Behind(self._sequence.norm_limits())
-            scaled = _by_running(library, input, running_mean, running_var, weight, bias, eps, behind.limits)
-            return None if scaled is None else self._given(scaled, behind, multiplied=False)
+            limits, added = self._behind_norm(input, derived=False)
+            scaled = _by_running(library, input, running_mean, running_var, weight, bias, eps, limits, added)
+            return None if scaled is None else self._normal(scaled, Behind(limits), added)
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
         if not kernels.can_normalise(input, weight, bias, running):
             return None
-        behind = Behind(self._sequence.norm_limits())
-        y, before = self._latest.product
+        limits, added = self._behind_norm(input, derived=True)
+        behind, (y, before) = Behind(limits), self._latest.product
+        more = None if added is None else added.value
         result: Tensor
-        if derived:
+        if derived or _derived(more):
             result = _Normalised.apply(  # type: ignore[no-untyped-call]
-                input, weight, bias, library, running, momentum, eps, behind, before if y() is input else None
+                input, weight, bias, more, library, running, momentum, eps, behind, before if y() is input else None
             )
         else:
-            found = kernels.normalise(library, input, weight, bias, running, momentum, eps, behind.limits)
+            found = kernels.normalise(library, input, weight, bias, running, momentum, eps, limits, more)
             assert found is not None, "it was asked before"
             result = found[0]
-        return self._given(result, behind, multiplied=False)
+        return self._normal(result, behind, added)
+
+    def _behind_norm(self, input: Tensor, *, derived: bool) -> tuple[Limits | None, Addend | None]:
+        """What stands behind the normalisation that is running, as far as that can be done with it.
+
+        derived: whether it can be derived then.
+        """
+        limits, added = self._sequence.behind_norm()
+        if added is None:
+            return limits, None
+        fits = ordinary(added.value) and kernels.can_add(input, added.value) and (derived or not _derived(added.value))
+        return (limits, added) if fits else (None, None)
+
+    def _normal(self, y: Tensor, behind: Behind, added: Addend | None) -> Tensor:
+        """What a normalisation gives, perhaps a sum already: an activation that was not known is no concern of that."""
+        if added is not None:
+            added.taken = True
+            if behind.limits is None:
+                return y
+        return self._given(y, behind, multiplied=False)
 
 
 # --- batch normalisation ----------------------------------------------------------------------------------------------
@@ -143,6 +170,7 @@ class _Normalised(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        added: Tensor | None,
         library: Library,
         running: tuple[Tensor, Tensor] | None,
         momentum: float,
@@ -150,17 +178,18 @@ class _Normalised(torch.autograd.Function):
         behind: Behind,
         before: Behind | None,
     ) -> Tensor:
-        found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon, behind.limits)
+        found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon, behind.limits, added)
         assert found is not None, "it was asked before"
         y, by = found
-        ctx.save_for_backward(x, weight, bias, by.scale, by.shift, by.mean, by.inverse)
+        cut = added is not None and behind.limits is not None  # then y alone tells what the activation let pass
+        ctx.save_for_backward(x, weight, bias, y if cut else None, by.scale, by.shift, by.mean, by.inverse)
         ctx.call = (library, epsilon, behind, before, behind.limits is not None)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         library, epsilon, behind, before, finished = ctx.call
-        x, weight, bias, *by = ctx.saved_tensors
+        x, weight, bias, y, *by = ctx.saved_tensors
         scale, shift = by[:2]
         limits, through, behind.through = behind.limits, behind.through, None
         if limits is not None and not finished and through is not grad:
@@ -170,13 +199,16 @@ class _Normalised(torch.autograd.Function):
             limits = None
         found = None
         if not torch.is_grad_enabled():
-            found = kernels.derive(library, x, grad.contiguous(), Normalised(*by), limits)
+            found = kernels.derive(library, x, grad.contiguous(), Normalised(*by), limits, y)
         if found is None:  # it is to be derived again (create_graph=True), or came in another dtype
-            return (*_by_torch(x, weight, bias, grad, epsilon, limits), *[None] * 6)
-        back, gw, gb = found
-        gx = back.grad if before is None else before.tell(back)
-        wanted = ctx.needs_input_grad
-        return gx if wanted[0] else None, gw if wanted[1] else None, gb if wanted[2] else None, *[None] * 6
+            passed = grad if y is None else grad.masked_fill((y <= limits[0]) | (y >= limits[1]), 0.0)
+            within = limits if y is None else None
+            grads = [*_by_torch(x, weight, bias, passed, epsilon, within), passed]
+        else:
+            back, *others = found
+            grads = [back.grad if before is None else before.tell(back), *others]
+        wanted = ctx.needs_input_grad[:4]
+        return *(each if asked else None for each, asked in zip(grads, wanted, strict=True)), *[None] * 6
 
 
 def _stopped(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, limits: Limits) -> Tensor:
@@ -209,6 +241,7 @@ def _by_running(
     bias: Tensor | None,
     epsilon: float,
     limits: Limits | None,
+    added: Addend | None,
 ) -> Tensor | None:
     """In evaluation: the same scale for every batch."""
     scale = (variance.double() + epsilon).rsqrt_()
@@ -217,7 +250,11 @@ def _by_running(
     shift = -mean * scale
     if bias is not None:
         shift += bias
-    return kernels.affine(library, x, scale.float(), shift.float(), limits)
+    return kernels.affine(library, x, scale.float(), shift.float(), limits, None if added is None else added.value)
+
+
+def _derived(*operands: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
 
 
 # --- activations in place ---------------------------------------------------------------------------------------------
@@ -268,17 +305,27 @@ class _Cut(torch.autograd.Function):
         return behind.tell(found), None, None, None
 
 
-_ACTIVATIONS = {F.relu, F.relu6, F.hardtanh, torch.relu_, Tensor.relu_, F.relu_, F.hardtanh_}
+_RELUS = {F.relu, torch.relu, Tensor.relu, F.relu_, torch.relu_, Tensor.relu_}
+_ACTIVATIONS = {*_RELUS, F.relu6, F.hardtanh, F.hardtanh_}
+_ALWAYS = {F.relu_, torch.relu_, Tensor.relu_, F.hardtanh_}
 
 
-def _limits(func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Limits | None:
-    """Between which values an activation in place lets a gradient pass; None if it is not in place."""
-    if func in (torch.relu_, Tensor.relu_, F.relu_):
+def limits_of(func: Any, *args: Any, **kwargs: Any) -> Limits | None:
+    """Between which values an activation lets a gradient pass, by its arguments behind the input; None for others."""
+    if func in _RELUS:
         return _RELU
-    if func is F.relu or func is F.relu6:
-        inplace = args[0] if args else kwargs.get("inplace", False)
-        return (_RELU if func is F.relu else (0.0, 6.0)) if inplace else None
-    values = {**dict(zip(("min_val", "max_val", "inplace"), args, strict=False)), **kwargs}
-    if func is not F.hardtanh_ and not values.get("inplace", False):
+    if func is F.relu6:
+        return (0.0, 6.0)
+    if func is not F.hardtanh and func is not F.hardtanh_:
         return None
+    values = {**dict(zip(("min_val", "max_val"), args, strict=False)), **kwargs}
     return float(values.get("min_val", -1.0)), float(values.get("max_val", 1.0))
+
+
+def _in_place(func: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether an activation overwrites its input."""
+    if func is F.relu or func is F.relu6:
+        return bool(args[0] if args else kwargs.get("inplace", False))
+    if func is F.hardtanh:
+        return bool(args[2] if len(args) > 2 else kwargs.get("inplace", False))
+    return func in _ALWAYS

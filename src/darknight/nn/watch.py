@@ -25,10 +25,12 @@ from darknight.errors import OpError
 from darknight.nn.behind import Sequence
 from darknight.nn.depthwise import convolved
 from darknight.nn.flops import FlopCounter
+from darknight.nn.following import Following
 from darknight.nn.function import product
 from darknight.nn.public import PublicParameters
 from darknight.nn.report import ENCLAVE, MASKED, Report
 from darknight.nn.staying import Staying
+from darknight.nn.steps import Reading
 from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
 from darknight.ops.place import stays_by_structure
 from darknight.runtime import Layer, Runtime
@@ -161,6 +163,10 @@ class Protection:
     def run(self, modules: nn.Sequential, input: Any) -> Any:
         """The modules one after the other, of which each knows what stands behind it."""
         return self._sequence.run(modules, input, self._active.watch)
+
+    def follow(self, reading: Reading, module: nn.Module, given: tuple[Any, ...]) -> Any:
+        """The steps of a module's forward, in which it is known who gets what a layer gave."""
+        return Following(reading, module, self._sequence, self.at_home, self._active.watch).run(given)
 
     @contextmanager
     def staying(self, why: str) -> Iterator[None]:
