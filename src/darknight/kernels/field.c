@@ -287,7 +287,7 @@ __attribute__((constructor)) static void choose(void) {
     }
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
-        combine_chosen = combine_avx512; /* the others wait for memory, and gain nothing */
+        combine_chosen = combine_avx512; /* the others gain little or nothing */
         encode_chosen = encode_avx512;
     }
 #endif
