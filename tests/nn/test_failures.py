@@ -187,20 +187,20 @@ class Interrupted:
 
     def __init__(self, monkeypatch, at, sent=True):
         self.rounds = 0
-        run, gather = Crew.run, Fleet.gather
+        ask, gather = Crew.ask, Fleet.gather
 
         def counted(crew, *arguments, **settings):
             self.rounds += 1
             if self.rounds == at and not sent:
                 raise KeyboardInterrupt
-            return run(crew, *arguments, **settings)
+            return ask(crew, *arguments, **settings)
 
         def interrupted(fleet, *arguments, **named):
             if self.rounds == at:
                 raise KeyboardInterrupt
             return gather(fleet, *arguments, **named)
 
-        monkeypatch.setattr(Crew, "run", counted)
+        monkeypatch.setattr(Crew, "ask", counted)
         monkeypatch.setattr(Fleet, "gather", interrupted)
 
 
