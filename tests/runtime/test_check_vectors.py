@@ -17,7 +17,7 @@ from darknight.integrity import blame
 from darknight.integrity import real as real_checks
 from darknight.integrity.vectors import PLAN, Vectors, soundness
 from darknight.randomness import Randomness, Stream
-from darknight.runtime import masked_field, masked_real
+from darknight.runtime import masked_field, masked_real, unmasking
 from darknight.types import Pass
 from runtime.liars import Liar, fleet_with, off_by_one, step
 from runtime.scripts import forced, network
@@ -112,10 +112,10 @@ def watched() -> Iterator[Watch]:
         for coding in (masked_field.field, masked_real.real):
             noting("mask", coding, "encode", among)
         for name in CHECKS:
-            noting("check", masked_field, name, among)
+            noting("check", unmasking, name, among)
             noting("check", real_checks, name, among)  # which blame makes use of too
         for name in DRAWN:
-            noting("check", masked_field, name, among)
+            noting("check", unmasking, name, among)
         noting("check", blame, "right_in_field", among)
         yield watch
 
@@ -155,7 +155,7 @@ def test_no_worker_can_know_the_vectors_of_a_check(label, kind, monkeypatch):
 # --- and the test can fail --------------------------------------------------------------------------------------------
 def replace_streams(patch: pytest.MonkeyPatch, another: Callable[[Stream], Stream]) -> None:
     """The runtime hands over `another` stream than it should."""
-    for runtime, name in [(masked_field, name) for name in (*CHECKS, *DRAWN)] + [
+    for runtime, name in [(unmasking, name) for name in (*CHECKS, *DRAWN)] + [
         (masked_real.checks, name) for name in CHECKS
     ]:
         noted = getattr(runtime, name)
@@ -221,20 +221,20 @@ def counted() -> Iterator[dict[object, list[int]]]:
         patch.setattr(holder, name, wrapped)
 
     def agreeing(name: str, as_if: str) -> None:
-        original = getattr(masked_field, name)
+        original = getattr(unmasking, name)
 
         def wrapped(op, weighed, *arguments):
             checks[as_if, op].append(len(weighed.vectors.u))
             return original(op, weighed, *arguments)
 
-        patch.setattr(masked_field, name, wrapped)
+        patch.setattr(unmasking, name, wrapped)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vectors, "drawn", noted)
         for name, as_if in WEIGHED.items():
             agreeing(name, as_if)
         for name in CHECKS:
-            counting(masked_field, name, lambda op, *_, name=name: (name, op))
+            counting(unmasking, name, lambda op, *_, name=name: (name, op))
         counting(blame, "right_in_field", lambda *_: "blame")
         yield checks
 

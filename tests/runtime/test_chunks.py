@@ -12,6 +12,7 @@ import darknight as dk
 from darknight.runtime import chunks as cutting
 from darknight.runtime.chunks import MOST, Room, chunks, overlapped
 from darknight.runtime.masked_field import MaskedField
+from darknight.runtime.unmasking import Unmasking
 from darknight.types import Pass
 from fleet.threads import thread_fleet
 from runtime.arena import LAYERS
@@ -212,13 +213,13 @@ def test_noise_that_is_used_for_two_chunks_is_noticed(cut, monkeypatch):  # noqa
 @pytest.mark.parametrize("liars", [0, 1])
 def test_once_a_lie_is_found_every_check_of_the_call_has_a_repetition_more(liars, cut, monkeypatch):  # noqa: F811
     """So chunks give a lie no more chances than a call in one piece does."""
-    checks, verify = [], MaskedField._verify_forward
+    checks, verify = [], Unmasking.verify_forward
 
     def noted(self, op, y, x, w, further):
         checks.append(further and y.weighed is None)
         return verify(self, op, y, x, w, further)
 
-    monkeypatch.setattr(MaskedField, "_verify_forward", noted)
+    monkeypatch.setattr(Unmasking, "verify_forward", noted)
     with fleet_with(SCHEME, {0: Liar(Pass.FORWARD, off_by_one)} if liars else {}) as fleet:
         _, ledger = passes(SCHEME, fleet, "linear")
     assert len(ledger.blamed) == liars
@@ -254,7 +255,7 @@ def test_if_one_fails_nobody_waits_for_the_others():
 
 def messages(beyond, monkeypatch):
     """What a worker sees of a call, when the result of one of its chunks leaves the field's range at first."""
-    looked, verify = [], MaskedField._verify_forward
+    looked, verify = [], Unmasking.verify_forward
 
     def refused(self, op, y, x, w, further):
         looked.append(None)
@@ -263,7 +264,7 @@ def messages(beyond, monkeypatch):
         return verify(self, op, y, x, w, further)
 
     with monkeypatch.context() as patch, thread_fleet(SCHEME, record=True) as fleet:
-        patch.setattr(MaskedField, "_verify_forward", refused)
+        patch.setattr(Unmasking, "verify_forward", refused)
         _, ledger = passes(SCHEME, fleet)
         assert ledger.overflows.total() == 1
         return [(each.kind, each.call, each.tensor.shape) for each in fleet.transcript(0)]

@@ -3,6 +3,7 @@
 runtime        the door: checks what comes in, holds the lock and the ledger
 field, real    one layer call in each arithmetic: rounding, retries, dtypes
 masked_field, masked_real   its products by workers: encode, dispatch, decode, verify
+unmasking      the last two of these (Field); chunks: large batches in several parts
 alone          its products in the enclave, without workers
 operand, shares what is masked (Field), and where its shares lie
 scales, bounds what values are scaled by (Field), what scales the noise (Real)

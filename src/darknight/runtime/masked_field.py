@@ -3,8 +3,6 @@
 Guarantees: what any M workers receive is uniform and independent of x and delta; a result is returned only if it was
     verified, unless the scheme says integrity="off" (contract tests: tests/runtime/test_privacy.py,
     tests/runtime/test_integrity.py).
-    Answers may be read where their workers can write: each is read once, by its decoding, and only what was decoded is
-    verified and used (contract test: tests/runtime/test_changed_answers.py).
 Assumes: fresh noise for every masking: each attempt is masked from scratch.
 Leaks: shapes, which passes were asked for, and how often an attempt was repeated.
 """
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from darknight.accounting import Ledger, Masked, SentClear
 from darknight.coding import (
-    Code,
     Field,
     Finish,
     MaskedShares,
@@ -32,20 +29,7 @@ from darknight.coding import (
     virtual_batches,
 )
 from darknight.errors import RangeError
-from darknight.integrity import (
-    Given,
-    agree_forward,
-    agree_grad_input,
-    agree_grad_weight,
-    gradient_weighed_as,
-    parity,
-    verified_forward,
-    verified_grad_input,
-    verified_grad_weight,
-    weighed_as,
-    weighing_for,
-    weighing_for_gradient,
-)
+from darknight.integrity import Given
 from darknight.ops import BilinearOp
 from darknight.randomness import Randomness, Stream
 from darknight.runtime.checking import checking, freivalds_checks
@@ -55,6 +39,7 @@ from darknight.runtime.layer import Layer, Saved, SentWeights
 from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
 from darknight.runtime.trial import Case, Trial
+from darknight.runtime.unmasking import Unmasking
 from darknight.types import Pass
 
 
@@ -68,6 +53,7 @@ class MaskedField:
         self._randomness = randomness
         self._ledger = ledger
         self._trial = Trial(scheme, exchange, randomness, ledger)
+        self._unmasking = Unmasking(scheme, arithmetic.prime, randomness, ledger)
 
     def forward(
         self,
@@ -119,12 +105,12 @@ class MaskedField:
             # 3. Wait for the answers, unmask and check.
             gathered = asked.gathered()
             exponent, shape = x.exponent + weights.exponent, op.output_shape(x.shape, weights.shape)
-            apart = partial(self._unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent, into)
-            at_once = partial(self._weighed, op, code.A, shape, exponent, finish, into, apart)
+            apart = partial(self._unmasking.unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent, into)
+            at_once = partial(self._unmasking.weighed, op, code.A, shape, exponent, finish, into, apart)
             case = Case(
-                decode=at_once if self._narrow(x) else apart,
+                decode=at_once if self._unmasking.narrow(x) else apart,
                 decode_further=apart,
-                verify=lambda y, _, further: self._verify_forward(op, y, x, weights.tensor, further),
+                verify=lambda y, _, further: self._unmasking.verify_forward(op, y, x, weights.tensor, further),
                 given=lambda seat: Given(
                     op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares[seat].shape), x=shares[seat]
                 ),
@@ -193,17 +179,17 @@ class MaskedField:
             )
 
         exponent = delta.exponent + sent.exponent
-        apart = partial(self._unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent, into)
-        weighed = partial(self._weighed, op, code.B, saved.x_shape, exponent, None, into, apart)
+        apart = partial(self._unmasking.unmasked, layer, Pass.GRAD_INPUT, code.B, delta.shape[0], exponent, into)
+        weighed = partial(self._unmasking.weighed, op, code.B, saved.x_shape, exponent, None, into, apart)
         together = delta.exponent + x.exponent
-        narrow, whole = self._narrow(x, delta), wrapped is None
+        narrow, whole = self._unmasking.narrow(x, delta), wrapped is None
 
         def summed(answers: dict[int, Tensor]) -> Product:
-            return _product(*field.decode_gradient_values(code, answers, together), together)
+            return Product.of(*field.decode_gradient_values(code, answers, together), together)
 
         def verify_sum(gw: Product, _: object, further: bool) -> None:
             try:
-                self._verify_grad_weight(op, gw, x, delta, sent.shape, further)
+                self._unmasking.verify_grad_weight(op, gw, x, delta, sent.shape, further)
             except RangeError:
                 if wrapped is None:
                     raise
@@ -218,12 +204,14 @@ class MaskedField:
                 Pass.GRAD_INPUT: Case(
                     decode=weighed if narrow else apart,
                     decode_further=apart,
-                    verify=lambda gx, _, further: self._verify_grad_input(op, gx, delta, w, saved.x_shape, further),
+                    verify=lambda gx, _, further: self._unmasking.verify_grad_input(
+                        op, gx, delta, w, saved.x_shape, further
+                    ),
                     given=partial(given, Pass.GRAD_INPUT),
                     further=further,
                 ),
                 Pass.GRAD_WEIGHT: Case(  # sums of chunks are added up, so they are needed as integers
-                    decode=partial(self._weighed_gradient, op, code, sent.shape, together, summed)
+                    decode=partial(self._unmasking.weighed_gradient, op, code, sent.shape, together, summed)
                     if narrow and whole
                     else summed,
                     decode_further=summed,
@@ -243,14 +231,14 @@ class MaskedField:
         check of a whole batch, which a sum that left the range fails in any case.
         """
         kind, prime = Pass.GRAD_WEIGHT, self._prime
-        total = sum(_integers(each).to(torch.int64) for each in parts)
+        total = sum(each.whole.to(torch.int64) for each in parts)
         assert isinstance(total, Tensor)
         centred = (total + prime // 2).remainder_(prime).sub_(prime // 2)
         product = Product(centred.to(torch.int32), delta.exponent + x.exponent)
         if freivalds_checks(self._scheme, kind):
             if wrapped:
                 with phase("check"), checking(self._ledger, layer, kind, "freivalds"):
-                    self._verify_grad_weight(weights.op, product, x, delta, weights.shape, further=True)
+                    self._unmasking.verify_grad_weight(weights.op, product, x, delta, weights.shape, further=True)
             elif not torch.equal(total, centred):
                 complaint = f"{kind.value}: the sum of chunks exceeds the field's range."
                 raise RangeError(complaint, kind=kind.value, check="range")
@@ -285,102 +273,6 @@ class MaskedField:
     def _clear(self, delta: Operand) -> Tensor:
         groups = virtual_batches(delta.integers, self._scheme.inputs)
         return groups.remainder(self._prime).to(torch.int32)
-
-    # --- unmask and check -------------------------------------------------------------------------------------------
-    def _unmasked(
-        self,
-        layer: Layer,
-        kind: Pass,
-        mixing: Mixing,
-        examples: int,
-        exponent: int,
-        into: Into | None,
-        answers: dict[int, Tensor],
-    ) -> Product:
-        if self._scheme.integrity in ("parity", "both"):
-            with checking(self._ledger, layer, kind, "parity"):
-                parity.verified_field_answers(mixing, answers, self._prime, kind)
-        padded = group_count(examples, mixing.inputs) * mixing.inputs
-        places = None if into is None else (into(torch.int32, padded), into(torch.float32, padded))
-        return _product(*field.decode_values(mixing, answers, self._prime, exponent, examples, places), exponent)
-
-    def _narrow(self, *operands: Operand) -> bool:
-        """Whether a result can be unmasked and weighed in one pass: nobody else asks for the integers."""
-        floats = all(operand.values.dtype == torch.float32 for operand in operands)
-        return floats and self._scheme.integrity == "freivalds"
-
-    def _weighed(
-        self,
-        op: BilinearOp,
-        mixing: Mixing,
-        shape: tuple[int, ...],
-        exponent: int,
-        finish: Finish | None,
-        into: Into | None,
-        apart: Callable[[dict[int, Tensor]], Product],
-        answers: dict[int, Tensor],
-    ) -> Product:
-        """The result, and its sums for the check, whose vectors are drawn now: the answers are there."""
-        vectors, weighing = weighing_for(op, shape, self._prime, self._randomness.fresh())
-        place = None if into is None else into(torch.float32, shape[0])
-        found = field.decode_weighed(mixing, answers, self._prime, exponent, shape[0], weighing, finish, place)
-        if found is None:
-            return apart(answers)
-        floats, sums = found
-        return Product(None, exponent, floats, weighed_as(op, shape, vectors, sums), finished=finish is not None)
-
-    def _weighed_gradient(
-        self,
-        op: BilinearOp,
-        code: Code,
-        shape: tuple[int, ...],
-        exponent: int,
-        apart: Callable[[dict[int, Tensor]], Product],
-        answers: dict[int, Tensor],
-    ) -> Product:
-        drawn = weighing_for_gradient(op, shape, self._prime, self._randomness.fresh())
-        if drawn is None:
-            return apart(answers)
-        vectors, weighing = drawn
-        found = field.decode_gradient_weighed(code, answers, exponent, weighing)
-        if found is None:
-            return apart(answers)
-        floats, sums = found
-        return Product(None, exponent, floats, gradient_weighed_as(shape, vectors, sums))
-
-    def _verify_forward(self, op: BilinearOp, y: Product, x: Operand, w: Tensor, further: bool) -> None:
-        if y.weighed is not None:
-            agree_forward(op, y.weighed, x.numbers, w, self._prime)
-            return
-        stream = self._randomness.fresh()
-        verified_forward(op, _integers(y), x.numbers, w, self._prime, stream, further=further)
-
-    def _verify_grad_input(
-        self, op: BilinearOp, gx: Product, delta: Operand, w: Tensor, shape: tuple[int, ...], further: bool
-    ) -> None:
-        if gx.weighed is not None:
-            agree_grad_input(op, gx.weighed, delta.integers, w, self._prime)
-            return
-        stream = self._randomness.fresh()
-        verified_grad_input(op, _integers(gx), delta.integers, w, shape, self._prime, stream, further=further)
-
-    def _verify_grad_weight(
-        self, op: BilinearOp, gw: Product, x: Operand, delta: Operand, shape: tuple[int, ...], further: bool
-    ) -> None:
-        if gw.weighed is not None:
-            agree_grad_weight(op, gw.weighed, x.numbers, delta.integers, self._prime)
-            return
-        stream = self._randomness.fresh()
-        verified_grad_weight(op, _integers(gw), x.numbers, delta.integers, shape, self._prime, stream, further=further)
-
-
-def _product(integers: Tensor, floats: Tensor, exponent: int) -> Product:
-    return Product(integers, exponent, floats)
-
-
-def _integers(product: Product) -> Tensor:
-    assert product.integers is not None
-    return product.integers
 
 
 def _joined(room: Room, products: Sequence[Product], finish: Finish | None = None) -> Product:

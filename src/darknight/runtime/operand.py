@@ -98,6 +98,16 @@ class Product:
     weighed: Weighed | None = field(default=None, repr=False)
     finished: bool = False
 
+    @classmethod
+    def of(cls, integers: Tensor, floats: Tensor, exponent: int) -> Product:
+        return cls(integers, exponent, floats)
+
+    @property
+    def whole(self) -> Tensor:
+        """The integers, of a product that has them."""
+        assert self.integers is not None
+        return self.integers
+
     def to(self, dtype: torch.dtype) -> Tensor:
         if self.floats is not None and dtype == torch.float32:
             return self.floats
