@@ -26,6 +26,7 @@ SIDE = 24
 PIXELS = SIDE * SIDE
 
 _PAGE, _PIECE = 4096, 512  # bytes of memory
+_WINDOW = 4 << 20  # bytes that are read at a time
 _BLOCK = 8192  # numbers in one Fourier transform
 _AT_ONCE = 8  # transforms
 _LARGEST, _SMALLEST, _FLATTEST = 1e9, 1e-6, 1e-3  # numbers and windows that are no images, and would hurt the precision
@@ -217,15 +218,28 @@ class Memory:
 
 def _pages(pid: int) -> Iterator[tuple[int, bytes]]:
     """Address and content of every page that is not all zeros."""
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+    with (
+        open(f"/proc/{pid}/mem", "rb", buffering=0) as memory,
+        open(f"/proc/{pid}/pagemap", "rb", buffering=0) as there,
+    ):
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             span, rights, *_ = line.split(maxsplit=2)
             if rights[0] != "r" or (rights[1] != "w" and rights[3] != "s"):
                 continue
             begin, end = (int(part, 16) for part in span.split("-"))
-            content = _read(memory, begin, end)
-            for start in np.flatnonzero(np.frombuffer(content, np.uint64).reshape(-1, _PAGE // 8).any(1)) * _PAGE:
-                yield begin + int(start), content[start : start + _PAGE]
+            for start in range(begin, end, _WINDOW):
+                stop = min(end, start + _WINDOW)
+                if rights[3] != "s" and not _touched(there, start, stop):
+                    continue
+                content = _read(memory, start, stop)
+                for place in np.flatnonzero(np.frombuffer(content, np.uint64).reshape(-1, _PAGE // 8).any(1)) * _PAGE:
+                    yield start + int(place), content[place : place + _PAGE]
+
+
+def _touched(pagemap: BinaryIO, begin: int, end: int) -> bool:
+    """Whether a page of the process's own is there: a heap has addresses set aside that nobody has written to."""
+    entries = np.frombuffer(_read(pagemap, begin // _PAGE * 8, end // _PAGE * 8), np.uint64)
+    return bool((entries >> np.uint64(62)).any())  # in memory, or swapped out
 
 
 def _read(memory: BinaryIO, begin: int, end: int) -> bytes:
