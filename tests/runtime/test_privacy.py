@@ -10,7 +10,6 @@ from torch import nn
 
 import darknight as dk
 from darknight.coding import field
-from darknight.runtime import crew
 from fleet.threads import thread_fleet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,10 +129,7 @@ def test_gradients_in_the_clear_are_what_they_say():
     assert torch.equal(signs.argmin(-1), labels)
 
 
-@pytest.mark.parametrize(("little", "heard"), [(0, [[1], [3], [5], [7]]), (60, [[1, 3], [5, 7]])])
-def test_workers_forget_a_call_when_its_graph_is_gone(monkeypatch, little, heard):
-    """Once it is worth a message: a share of each of these calls has 40 bytes."""
-    monkeypatch.setattr(crew, "_LITTLE", little)
+def test_workers_forget_a_call_when_its_graph_is_gone():
     model = nn.Linear(5, 3)
     with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         dk.protect_(model, runtime)
@@ -142,7 +138,7 @@ def test_workers_forget_a_call_when_its_graph_is_gone(monkeypatch, little, heard
 
         def watched(worker, message):
             if worker == 0:
-                forgotten.append(list(getattr(message, "calls", ())))
+                forgotten.extend(getattr(message, "calls", ()))
             post(worker, message)
 
         fleet.post = watched
@@ -150,5 +146,4 @@ def test_workers_forget_a_call_when_its_graph_is_gone(monkeypatch, little, heard
             model(torch.randn(8, 5)).sum().backward()
         with torch.no_grad():
             model(torch.randn(8, 5))
-    # The numbers between are of gradients; the last call was never kept.
-    assert [calls for calls in forgotten if calls] == heard
+    assert forgotten == [1, 3, 5, 7]  # the numbers between are of gradients; the last call was never kept

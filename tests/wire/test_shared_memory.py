@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import json
+import mmap
 import os
 import select
 import socket
@@ -13,6 +14,7 @@ import time
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -177,7 +179,8 @@ def test_both_sides_ask_for_large_pages(kind):
     os.close(descriptor)
     for each in (content, theirs):
         assert "hg" in flags_of(each.data_ptr() + len(each) // 2)
-    assert "hg" not in flags_of(torch.zeros(1).data_ptr())
+    with mmap.mmap(-1, segments.SEGMENT) as another:
+        assert "hg" not in flags_of(np.frombuffer(another, np.uint8).ctypes.data)
 
 
 def flags_of(address):

@@ -21,7 +21,7 @@ from darknight.errors import DarKnightError, DataError
 from darknight.report.experiment_forms import CELLS, NAME, SCALES, MalformedError, Whole, checked
 
 FORMAT, VERSION = "darknight.experiment", 1
-_WORDS = {"processor": str, "cores": Whole(1, 10**6), "memory_gib": Whole(0, 10**6), "system": str}
+_WORDS = {"processor": str, "cores": Whole(1, 10**6), "memory_gib": Whole(0, 10**6), "system": str, "large_pages": str}
 _KEYS = {"format", "version", "experiment", "command", "scale", "machine", "program", "planned", "cells"}
 _MOST_BYTES = 16 << 20
 
@@ -122,7 +122,8 @@ def _check(words: Mapping[str, Any], name: str) -> None:
     if odd := sorted(words.keys() ^ _KEYS):
         raise MalformedError(f"entries that are missing or unknown: {', '.join(odd)}")
     checked(words["command"], str, "command")
-    checked(words["machine"], _WORDS, "machine")
+    machine = words["machine"]  # files of before do not say which pages it had
+    checked({"large_pages": "", **machine} if isinstance(machine, dict) else machine, _WORDS, "machine")
     checked(words["planned"], [NAME], "planned")
     checked(words["scale"], SCALES[name], "scale")
     for what in ("program", "cells"):

@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 _BROKE = "it broke the protocol"  # so begins the reason for which the fleet put such a worker out
 _OUTSIDE = "values outside the field"
-_LITTLE = 1 << 20  # bytes at a worker that may wait to be forgotten until there are more: a message costs more
-_FEW = 64  # calls and weights of which that is so
 _AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
 
 
@@ -107,9 +105,8 @@ class Crew:
         self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
         self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
         self._warned = False  # of refusals
-        # What workers need no more, and how many bytes each of them keeps for it.
-        self._forgotten: deque[tuple[int, int]] = deque()
-        self._outdated: deque[tuple[tuple[str, int], int]] = deque()
+        self._forgotten: deque[int] = deque()
+        self._outdated: deque[tuple[str, int]] = deque()
         self.waiting_seconds = 0.0
         self.worker_seconds = 0.0
 
@@ -285,8 +282,7 @@ class Crew:
             return
         self._epochs[worker] = epoch
         if weights.message is None:
-            outdated = (weights.layer, weights.version), weights.tensor.nbytes
-            weakref.finalize(weights, self._outdated.append, outdated).atexit = False
+            weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
             weights.message = Weights(
                 layer=weights.layer,
                 version=weights.version,
@@ -298,22 +294,13 @@ class Crew:
         weights.given[worker] = epoch  # only now: a post that was interrupted is repeated
         self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
 
-    def forget_with(self, owner: object, call: int, nbytes: int) -> None:
-        """Workers forget the shares of the call, of `nbytes` each, when `owner` is gone. The finalizer only writes the
-        number down.
-        """
-        weakref.finalize(owner, self._forgotten.append, (call, nbytes)).atexit = False
-
-    def forget_much(self) -> None:
-        """As `forget`, once it is worth a message to each worker."""
-        waiting = [nbytes for _, nbytes in (*_copied(self._forgotten), *_copied(self._outdated))]
-        if len(waiting) > _FEW or sum(waiting) > _LITTLE:
-            self.forget()
+    def forget_with(self, owner: object, call: int) -> None:
+        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down."""
+        weakref.finalize(owner, self._forgotten.append, call).atexit = False
 
     def forget(self) -> None:
         """Tells workers which calls and weights are over."""
-        calls = tuple(call for call, _ in _copied(self._forgotten))
-        weights = tuple(key for key, _ in _copied(self._outdated))
+        calls, weights = _copied(self._forgotten), _copied(self._outdated)
         if not calls and not weights:
             return
         message = Forget(calls=calls, weights=weights)

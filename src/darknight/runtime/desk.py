@@ -34,7 +34,7 @@ class Desk:
         return self._calls
 
     def begin(self) -> None:
-        self.crew.forget_much()
+        self.crew.forget()
         self.crew.settle()
 
     def may_send(self, masking: int, seat: int, worker: int) -> bool:

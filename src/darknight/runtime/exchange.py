@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 
 import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger
-from darknight.coding import Code, Field, Scheme, group_count
+from darknight.coding import Code, Field, Scheme
 from darknight.fleet import Fleet
 from darknight.ops import BilinearOp
 from darknight.runtime.crew import Crew
@@ -44,8 +43,7 @@ class Exchange:
 
     def forget_with(self, saved: Saved) -> None:
         """Workers forget the shares of the call when `saved` is gone."""
-        groups = group_count(saved.x_shape[0], self._desk.scheme.inputs)
-        self._crew.forget_with(saved, saved.call, groups * prod(saved.x_shape[1:]) * self._desk.dtype.itemsize)
+        self._crew.forget_with(saved, saved.call)
 
     def forget(self) -> None:
         """Tells workers which calls and weights are over."""
