@@ -278,3 +278,39 @@ def test_no_block_is_free_while_a_task_may_touch_it_and_all_are_in_the_end(steps
         link.answer(ticket)
     link.post(Forget(everything=True))
     assert link.memory.live == set()
+
+
+def test_a_share_that_was_made_in_its_room_is_not_written_again():
+    link = Link()
+    room = link.lending.room((2, 3), torch.float32)
+    (block,) = link.memory.live
+    ticket = link.ask(task(tensor=room))
+    assert link.open[ticket].share == block
+    del room
+    other = link.ask(task())
+    assert block in link.memory.live  # the worker may still read it
+    assert link.open[other].share != block
+    link.answer(ticket)
+    assert block not in link.memory.live
+
+
+def test_a_room_that_nobody_asks_with_is_given_back():
+    link = Link()
+    room = link.lending.room((2, 3), torch.float32)
+    (block,) = link.memory.live
+    del room
+    link.answer(link.ask(task()))
+    assert block not in link.memory.live
+    assert link.lending._rooms == {}
+
+
+def test_a_view_of_a_room_is_a_share_like_any_other():
+    """It may be a part of it, and is written where it is whole."""
+    link = Link()
+    room = link.lending.room((2, 3), torch.float32)
+    (block,) = link.memory.live
+    assert link.open[link.ask(task(tensor=room[:1]))].share != block
+
+
+def test_nothing_needs_no_room():
+    assert Link().lending.room((0, 3), torch.float32) is None

@@ -10,7 +10,7 @@ gradient):
     scale       x (its largest), x (its moments)                           nothing: whoever writes x knows them
     encode      x, noise -> shares, integers, noise                        x -> shares
     checksum    integers of x                                              nothing
-    links       shares -> shares, weights -> weights                       nothing: made where they lie
+    links       weights -> weights                                         nothing: made where they lie
     decode      answers -> integers, floats                                answers -> floats
     check       integers of both factors and of the product                nothing: summed while they pass
     optimizer   weight, gradient, momentum -> weight, momentum             the same
@@ -168,7 +168,6 @@ def _forward(product: Product, network: Network, candidate: Candidate, traffic: 
     yield _spared("scale", read=2 * x)
     yield _needed("encode", read=x, written=traffic.input_shares)
     yield _spared("encode", read=noise, written=noise + x)
-    yield _spared(LINKS, read=traffic.input_shares, written=traffic.input_shares)
     yield _needed("decode", read=traffic.outputs, written=y)
     yield _spared("decode", written=y)
     yield _spared("check", read=x + y + w)
@@ -184,7 +183,6 @@ def _backward(product: Product, network: Network, candidate: Candidate, traffic:
     yield _spared("encode", read=y + noise, written=noise + y)  # the words of the rounding, and the noise
     yield _spared("encode", read=x, written=x)  # x, quantised again
     yield _spared("checksum", read=x)
-    yield _spared(LINKS, read=traffic.gradient_shares, written=traffic.gradient_shares)
     yield _needed("decode", read=traffic.weight_gradients, written=w)
     yield _spared("decode", written=w)
     yield _spared("check", read=x + y + w)

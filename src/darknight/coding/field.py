@@ -10,6 +10,7 @@ Leaks: shapes; and, to M+1 or more pooled shares, the data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from darknight.kernels import Weighing, are_residues, combine, unmask, unmask_we
 from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Branch, Stream, uniform_below
 from darknight.types import Seed
+
+_NO_ROOMS: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class NotResidues(Exception):  # noqa: N818 - an event; who decodes knows whom to blame
@@ -60,15 +63,16 @@ def encode_values(
     prime: int,
     stream: Stream,
     keep: bool = True,
+    rooms: Mapping[int, Tensor] = _NO_ROOMS,
 ) -> tuple[MaskedShares, Tensor | None]:
     """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
 
     words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. Unless `keep`, the
-    quantised values may be left out.
+    quantised values may be left out. rooms: by worker, memory for its share (group, *feature), which is written once.
     """
     shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
     noise, seeds = _noise(mixing, shape, prime, stream)
-    places = [None if worker in seeds else torch.empty(shape, dtype=torch.int32) for worker in range(mixing.workers)]
+    places = [None if worker in seeds else _place(rooms.get(worker), shape) for worker in range(mixing.workers)]
     quantised = encode_and_mask(
         values,
         exponent,
@@ -83,6 +87,10 @@ def encode_values(
     )
     shares = (_share(mixing, worker, place, noise) for worker, place in enumerate(places))
     return MaskedShares(shares, seeds), quantised
+
+
+def _place(room: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32) if room is None else room
 
 
 def _noise(mixing: Mixing, shape: tuple[int, ...], prime: int, stream: Stream) -> tuple[Tensor, dict[int, Seed]]:

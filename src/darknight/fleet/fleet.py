@@ -158,6 +158,12 @@ class Fleet:
         self.refuse_closed()
         return self._lines[worker].ask(task, expected)
 
+    def room(self, worker: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Memory for the share of a task to come, from which the worker reads it (`wire.Link.room`); None if there is
+        none, or the worker is not ready.
+        """
+        return self._lines[worker].room(shape, dtype)
+
     def asking(self) -> AbstractContextManager[None]:
         """While it is open, the caller asks and gathers: answers are taken by `gather`, in this thread."""
         return claimed(self._board)

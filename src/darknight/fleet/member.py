@@ -10,6 +10,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from darknight.errors import WorkerError
 from darknight.types import Answer, Expected, Forget, Task, Weights
 from darknight.wire import Link, LinkClosed, LinkError, Misbehaved
@@ -115,6 +118,16 @@ class Line:
             return self._ready_link().ask(task, expected)
         except LinkError as error:
             raise self.failed(error) from None
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Memory for the share of a task to come; None if there is none: whoever asks it then will hear why."""
+        link = self._link
+        if link is None or not self.ready:
+            return None
+        try:
+            return link.room(shape, dtype)
+        except LinkError:
+            return None
 
     # --- what becomes of it -----------------------------------------------------------------------------------------
     def failed(self, error: LinkError) -> WorkerError:

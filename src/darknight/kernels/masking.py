@@ -95,7 +95,11 @@ def encode(
     outs: Sequence[Tensor | None],
     keep: bool = True,
 ) -> Tensor | None:
-    """As reference.encode. largest: of the quantised values' magnitudes. Unless `keep`, they may be left out."""
+    """As reference.encode. largest: of the quantised values' magnitudes. Unless `keep`, they may be left out.
+
+    Guarantees: an out is written to once, with what it is in the end, and never read: who sees it while it is written
+        sees nothing else (contract test: tests/kernels/test_written_once.py).
+    """
     library = chosen()
     if library is not None:
         ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
@@ -103,7 +107,12 @@ def encode(
         quantised = torch.empty(values.shape, dtype=torch.int32) if keep else None
         if compiled_field.encode(library, form, values, 2.0**exponent, words, inputs, noise, outs, quantised):
             return quantised
-    return reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs)
+    made = [None if out is None else torch.empty_like(out) for out in outs]
+    quantised = reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=made)
+    for out, row in zip(outs, made, strict=True):
+        if out is not None and row is not None:
+            out.copy_(row)
+    return quantised
 
 
 def quantise_nearest(values: Tensor, exponent: int) -> Tensor:

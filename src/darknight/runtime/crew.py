@@ -132,6 +132,10 @@ class Crew:
             return None
         return holder[0]
 
+    def room(self, worker: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Memory from which the worker reads a share; None if there is none."""
+        return self._fleet.room(worker, shape, dtype)
+
     # --- work -------------------------------------------------------------------------------------------------------
     def asking(self) -> AbstractContextManager[None]:
         """While it is open, answers are taken by who waits for them, in this thread."""

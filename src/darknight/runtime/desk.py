@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from darknight.coding import Code, Mixing, Scheme
 from darknight.ops import either
 from darknight.runtime.crew import Crew
 from darknight.runtime.layer import Layer
+from darknight.runtime.masking import Room
 from darknight.types import Expected, Pass
 
 
@@ -26,6 +27,8 @@ class Desk:
         self.dtype = dtype
         # Answers are decoded where their workers wrote them, if nothing but the decoding reads them.
         self.in_place = prime is not None and scheme.integrity == "freivalds"
+        # Real arithmetic makes its shares before anybody is asked.
+        self.makes_in_rooms = prime is not None
         self._calls = 0
 
     def open_call(self) -> int:
@@ -45,13 +48,23 @@ class Desk:
         if self.crew.custody.sent(masking, seat, worker):
             self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self.crew.name(worker)))
 
+    def room(self, layer: Layer, masking: int, seat: int, worker: int, shape: tuple[int, ...]) -> Room | None:
+        """Where the share of a seat may be made; from now on its worker has it. None where it must be sent."""
+        if not self.makes_in_rooms or not self.may_send(masking, seat, worker):
+            return None
+        holder = self.crew.now(worker)
+        tensor = self.crew.room(worker, shape, self.dtype)
+        if tensor is None:
+            return None
+        self.note_sent(layer, masking, seat, worker)
+        return Room(holder, tensor)
+
     def expected(self, shapes: Mapping[Pass, tuple[int, ...]], *, lent: bool = False) -> Expected:
         """lent: as far as answers are read in place."""
         return Expected(shapes, self.dtype, self.prime, lent and self.in_place)
 
-    def clear_share(self, code: Code, deltas: Sequence[Tensor] | Tensor, seat: int) -> Tensor:
+    def clear_share(self, code: Code, deltas: Tensor, seat: int) -> Tensor:
         """What the worker of a seat makes of gradients in the clear."""
-        assert isinstance(deltas, Tensor)
         return either.combine_clear(self.coefficients(code, seat), deltas, self.prime)
 
     def coefficients(self, code: Code, seat: int) -> tuple[float, ...]:

@@ -19,7 +19,8 @@ from darknight.ops import BilinearOp
 from darknight.runtime.crew import Crew
 from darknight.runtime.desk import Desk
 from darknight.runtime.layer import Layer, Saved
-from darknight.runtime.sending import BackwardRound, ForwardRound, Shares
+from darknight.runtime.masking import Maker
+from darknight.runtime.sending import BackwardRound, Deltas, ForwardRound
 from darknight.types import Pass
 
 
@@ -52,12 +53,12 @@ class Exchange:
     # --- passes -----------------------------------------------------------------------------------------------------
     @contextmanager
     def forward(
-        self, layer: Layer, op: BilinearOp, code: Code, shares: Shares, saved: Saved, keep: bool
+        self, layer: Layer, op: BilinearOp, code: Code, maker: Maker, saved: Saved, keep: bool
     ) -> Iterator[ForwardRound]:
         """A pass that has begun. Its answers, by seat, are to be read while this is open; if it ends before somebody
         waited for them, they are not wanted any more. Notes in `saved` who keeps which share.
         """
-        passing = ForwardRound(self._desk, layer, op, code, shares, saved, keep)
+        passing = ForwardRound(self._desk, layer, op, code, maker, saved, keep)
         try:
             with self._crew.asking():
                 passing.begin()
@@ -73,7 +74,7 @@ class Exchange:
         layer: Layer,
         saved: Saved,
         code: Code,
-        deltas: Shares,
+        deltas: Deltas,
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
     ) -> Iterator[BackwardRound]:
@@ -87,10 +88,6 @@ class Exchange:
         finally:
             passing.release()
             self._crew.custody.forget(masking)
-
-    def clear_share(self, code: Code, deltas: Shares, seat: int) -> Tensor:
-        """What the worker of a seat makes of gradients in the clear."""
-        return self._desk.clear_share(code, deltas, seat)
 
     # --- liars ------------------------------------------------------------------------------------------------------
     def expel(self, worker: int, reason: str) -> None:

@@ -36,6 +36,7 @@ from darknight.runtime.checking import checking, freivalds_checks
 from darknight.runtime.chunks import Into, Room, Steps, chunks, overlapped
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.masking import Maker, Rooms
 from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
 from darknight.runtime.trial import Case, Trial
@@ -93,16 +94,14 @@ class MaskedField:
     ) -> Steps[Product]:
         code, weights, op = saved.code, saved.weights, saved.weights.op
         assert code is not None
-        # 1. Mask, with fresh noise.
         noise = self._randomness.fresh()
-        shares = self._shares(code.A, x, noise)
         saved.stream = noise.number
         if keep:
             self._exchange.forget_with(saved)
-        # 2. Send.
-        with self._exchange.forward(layer, op, code, shares, saved, keep) as asked:
+        # 1. Mask, with fresh noise, and send.
+        with self._exchange.forward(layer, op, code, self._maker(code.A, x, noise), saved, keep) as asked:
             yield
-            # 3. Wait for the answers, unmask and check.
+            # 2. Wait for the answers, unmask and check.
             gathered = asked.gathered()
             exponent, shape = x.exponent + weights.exponent, op.output_shape(x.shape, weights.shape)
             apart = partial(self._unmasking.unmasked, layer, Pass.FORWARD, code.A, shape[0], exponent, into)
@@ -112,7 +111,11 @@ class MaskedField:
                 decode_further=apart,
                 verify=lambda y, _, further: self._unmasking.verify_forward(op, y, x, weights.tensor, further),
                 given=lambda seat: Given(
-                    op=op, kind=Pass.FORWARD, w=weights.tensor, x_shape=tuple(shares[seat].shape), x=shares[seat]
+                    op=op,
+                    kind=Pass.FORWARD,
+                    w=weights.tensor,
+                    x_shape=tuple(asked.share(seat).shape),
+                    x=asked.share(seat),
                 ),
                 further=doubted(),
             )
@@ -159,10 +162,7 @@ class MaskedField:
         code, sent = saved.code, saved.weights
         op, w = sent.op, sent.tensor
         assert code is not None
-        # 1. Mask, with noise of its own.
-        deltas: MaskedShares | Tensor
-        masked = code.masks_gradients
-        deltas = self._shares(code.B, delta, self._randomness.fresh()) if masked else self._clear(delta)
+        deltas = self._maker(code.B, delta, self._randomness.fresh()) if code.masks_gradients else self._clear(delta)
 
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
@@ -175,7 +175,7 @@ class MaskedField:
                 w=w,
                 x_shape=(group_count(saved.x_shape[0], self._scheme.inputs), *saved.x_shape[1:]),
                 x=again(seat) if kind is Pass.GRAD_WEIGHT else None,
-                delta=deltas[seat] if masked else self._exchange.clear_share(code, deltas, seat),
+                delta=asked.delta(seat),
             )
 
         exponent = delta.exponent + sent.exponent
@@ -195,10 +195,10 @@ class MaskedField:
                     raise
                 wrapped.append(saved)
 
-        # 2. Send.
+        # 1. Mask, with noise of its own, and send.
         with self._exchange.backward(layer, saved, code, deltas, passes, again) as asked:
             yield
-            # 3. Wait for the answers, unmask and check.
+            # 2. Wait for the answers, unmask and check.
             gathered, further = asked.gathered(), doubted()
             cases = {
                 Pass.GRAD_INPUT: Case(
@@ -252,10 +252,18 @@ class MaskedField:
         """
         return further or len(self._ledger.failed) > failed
 
-    def _shares(self, mixing: Mixing, batch: Operand, noise: Stream) -> MaskedShares:
-        """By worker, (group, *feature). Every masking has a stream of noise of its own."""
+    def _maker(self, mixing: Mixing, batch: Operand, noise: Stream) -> Maker:
+        """Every masking has a stream of noise of its own."""
+
+        def again(seat: int) -> Tensor:
+            return batch.share(mixing, self._prime, self._randomness.replay(noise.number), seat)
+
+        return Maker(lambda rooms: self._shares(mixing, batch, noise, rooms), again)
+
+    def _shares(self, mixing: Mixing, batch: Operand, noise: Stream, rooms: Rooms) -> MaskedShares:
+        """By worker, (group, *feature)."""
         with phase("encode"):
-            return batch.shares(mixing, self._prime, noise)
+            return batch.shares(mixing, self._prime, noise, rooms)
 
     def _note_masked(self, layer: Layer, what: str, batch: Operand) -> None:
         """Before anything of it is sent."""

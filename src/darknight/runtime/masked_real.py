@@ -29,6 +29,7 @@ from darknight.runtime.checking import checking, freivalds_checks
 from darknight.runtime.chunks import Into, Room, Steps, chunks, overlapped
 from darknight.runtime.exchange import Exchange
 from darknight.runtime.layer import Layer, Saved, SentWeights
+from darknight.runtime.masking import Maker
 from darknight.runtime.phases import phase
 from darknight.runtime.trial import Case, Trial
 from darknight.types import Pass
@@ -97,13 +98,14 @@ class MaskedReal:
         assert code is not None
         # 1. Mask, with fresh noise.
         noise = self._randomness.fresh()
-        shares, values = self._shares(code.A, grid, x, noise)
+        made, values = self._shares(code.A, grid, x, noise)
+        shares = made.unbind()
         saved.stream = noise.number
         if keep:
             saved.values, saved.grid = values, grid
             self._exchange.forget_with(saved)
         # 2. Send.
-        with self._exchange.forward(layer, op, code, shares, saved, keep) as asked:
+        with self._exchange.forward(layer, op, code, Maker.of(shares), saved, keep) as asked:
             yield
             # 3. Wait for the answers, unmask and check.
             case = Case(
@@ -117,7 +119,7 @@ class MaskedReal:
                     spread=checks.decoded_spread(reach, sent, answers),
                 ),
                 given=lambda seat: Given(
-                    op=op, kind=Pass.FORWARD, w=w, x_shape=tuple(shares.shape[1:]), x=shares[seat]
+                    op=op, kind=Pass.FORWARD, w=w, x_shape=tuple(shares[seat].shape), x=shares[seat]
                 ),
                 spreads=lambda: checks.answer_spreads(reach, sent),
             )
@@ -173,8 +175,10 @@ class MaskedReal:
         assert code is not None
         assert saved.grid is not None
         # 1. Mask, with noise of its own; or not, if the scheme sends gradients in the clear.
+        deltas: Maker | Tensor
         if grid is not None:
-            deltas, values = self._shares(code.B, grid, delta, self._randomness.fresh())
+            made, values = self._shares(code.B, grid, delta, self._randomness.fresh())
+            deltas = Maker.of(made.unbind())
         else:
             values = delta.to(dtype)
             deltas = virtual_batches(values, self._scheme.inputs)
@@ -196,7 +200,7 @@ class MaskedReal:
                 w=w,
                 x_shape=shapes[0],
                 x=again(seat) if kind is Pass.GRAD_WEIGHT else None,
-                delta=deltas[seat] if code.masks_gradients else self._exchange.clear_share(code, deltas, seat),
+                delta=asked.delta(seat),
             )
 
         cases = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -61,8 +62,8 @@ class Operand:
         numbers = self.numbers
         return checksum(numbers.values, numbers.exponent) if isinstance(numbers, Rounded) else checksum(numbers)
 
-    def shares(self, mixing: Mixing, prime: int, stream: Stream) -> MaskedShares:
-        """By worker, (group, *feature), masked with noise from `stream`."""
+    def shares(self, mixing: Mixing, prime: int, stream: Stream, rooms: Mapping[int, Tensor]) -> MaskedShares:
+        """By worker, (group, *feature), masked with noise from `stream`; in its room, if there is one and it can be."""
         if self._integers is not None or self.values.dtype != torch.float32:
             return coding.encode_shares(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream)
         bound = math.floor(self.largest * 2.0**self.exponent) + 1
@@ -75,6 +76,7 @@ class Operand:
             prime=prime,
             stream=stream,
             keep=self.words is not None,
+            rooms=rooms,
         )
         return shares
 

@@ -6,40 +6,43 @@ A round first asks everybody whose answer is wanted (`begin`), which waits for n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from torch import Tensor
 
-from darknight.coding import Code, MaskedShares, group_count
+from darknight.coding import Code, group_count
 from darknight.ops import BilinearOp, either
 from darknight.runtime.crew import Asked, Order, Round
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
+from darknight.runtime.masking import Maker, Masking, Room
 from darknight.types import BackwardTask, ForwardTask, Pass, Seed
 
-Shares = Sequence[Tensor] | Tensor  # by worker; of gradients in the clear, one tensor for all
+Deltas = Maker | Tensor  # in the clear, one tensor for all workers (group, input, *feature)
 
 
 class ForwardRound:
     """The forward pass of a call. Notes in `saved` who keeps which share."""
 
     def __init__(
-        self, desk: Desk, layer: Layer, op: BilinearOp, code: Code, shares: Shares, saved: Saved, keep: bool
+        self, desk: Desk, layer: Layer, op: BilinearOp, code: Code, maker: Maker, saved: Saved, keep: bool
     ) -> None:
         self._desk = desk
         self._crew = desk.crew
         self._layer = layer
         self._op = op
         self._code = code
-        self._shares = shares
+        self._maker = maker
         self._saved = saved
         self._keeping = frozenset(code.grad_rows if keep else ())
-        self._shape = op.output_shape(tuple(shares[0].shape), tuple(saved.weights.tensor.shape))
+        self._share_shape = _share_shape(desk, saved)
+        self._shape = op.output_shape(self._share_shape, saved.weights.shape)
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
         self._begun: tuple[Asked, Gathered] | None = None  # until somebody waits for it
+        self._shares: Masking | None = None  # until it begins
 
     def release(self) -> None:
         """Nobody reads the answers any more, or waits for them."""
@@ -49,8 +52,8 @@ class ForwardRound:
         _call_all(self._lent)
 
     def begin(self) -> None:
-        """Sends the shares."""
-        desk = self._desk
+        """Makes the shares and sends them."""
+        desk, call = self._desk, self._saved.call
         desk.begin()
         found = Gathered(
             call=self._saved.call,
@@ -63,6 +66,13 @@ class ForwardRound:
             question=self._question,
             parts=OwnParts(desk.ledger, self._layer, Pass.FORWARD, self._own),
         )
+        rooms = {}
+        for seat in sorted({*found.wanted, *self._keeping} - self._code.A.carriers.keys()):
+            worker = self._crew.seats.worker(seat)
+            room = None if worker is None else desk.room(self._layer, call, seat, worker, self._share_shape)
+            if room is not None:
+                rooms[seat] = room
+        self._shares = Masking(self._maker, rooms)
         orders = self._orders(found.wanted, also=self._keeping)
         self._begun = self._crew.ask(self._layer, self._saved.weights, orders), found
 
@@ -99,14 +109,15 @@ class ForwardRound:
         if worker is None or worker in self._failed or not self._desk.may_send(call, seat, worker):
             return None
         self._desk.note_sent(self._layer, call, seat, worker)
+        holder = self._crew.now(worker)
         return Order(
-            holder=self._crew.now(worker),
+            holder=holder,
             task=self._task(
                 call,
-                self._shares[seat],
+                self._masked.outgoing(seat, holder),
                 compute=compute,
                 keep=seat in self._keeping,
-                seed=_seed(self._shares, seat),
+                seed=self._masked.seeds.get(seat),
             ),
             expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}, lent=True),
         )
@@ -115,15 +126,24 @@ class ForwardRound:
         orders = {
             seat: Order(
                 holder=self._crew.now(worker),
-                task=self._task(self._desk.open_call(), mix(self._shares[seat]), compute=True, keep=False),
+                task=self._task(self._desk.open_call(), mix(self.share(seat)), compute=True, keep=False),
                 expected=self._desk.expected({Pass.FORWARD: (1, *self._shape[1:])}),
             )
             for seat, (worker, mix) in suspects.items()
         }
         return self._crew.question(self._saved.weights, orders=orders, key=self._key)
 
+    def share(self, seat: int) -> Tensor:
+        """What the worker of a seat was sent, as it was then."""
+        return self._masked[seat]
+
+    @property
+    def _masked(self) -> Masking:
+        assert self._shares is not None, "it has begun"
+        return self._shares
+
     def _own(self, seat: int) -> Tensor:
-        return either.forward(self._op, self._shares[seat], self._saved.weights.tensor, self._desk.prime)
+        return either.forward(self._op, self.share(seat), self._saved.weights.tensor, self._desk.prime)
 
     def _task(self, call: int, share: Tensor, *, compute: bool, keep: bool, seed: Seed | None = None) -> ForwardTask:
         return ForwardTask(
@@ -144,8 +164,7 @@ class ForwardRound:
 class BackwardRound:
     """The backward passes of a call.
 
-    deltas: by worker (group, *feature), or in the clear (group, input, *feature). again: the input share of a seat,
-    made once more. masking: the number of this masking of the gradient.
+    again: the input share of a seat, made once more. masking: the number of this masking of the gradient.
     """
 
     def __init__(
@@ -154,7 +173,7 @@ class BackwardRound:
         layer: Layer,
         saved: Saved,
         code: Code,
-        deltas: Shares,
+        deltas: Deltas,
         passes: tuple[Pass, ...],
         again: Callable[[int], Tensor],
         masking: int,
@@ -164,12 +183,12 @@ class BackwardRound:
         self._layer = layer
         self._saved = saved
         self._code = code
-        self._deltas = deltas
+        self._deltas: Deltas | Masking = deltas  # a masking when it has begun
         self._passes = passes
         self._again = again
         self._masking = masking
         self._clear = not code.masks_gradients
-        self._share_shape = (group_count(saved.x_shape[0], desk.scheme.inputs), *saved.x_shape[1:])
+        self._share_shape = _share_shape(desk, saved)
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
@@ -183,10 +202,12 @@ class BackwardRound:
         _call_all(self._lent)
 
     def begin(self) -> None:
-        """Sends the shares."""
+        """Makes the shares and sends them."""
         self._desk.begin()
         found = {kind: self._gather(kind) for kind in self._passes}
         everyone = sorted({seat for part in found.values() for seat in part.wanted})
+        if isinstance(self._deltas, Maker):
+            self._deltas = Masking(self._deltas, self._rooms(everyone))
         kinds = {seat: tuple(kind for kind in self._passes if seat in found[kind].wanted) for seat in everyone}
         self._begun = self._crew.ask(self._layer, self._saved.weights, self._orders(kinds)), found
 
@@ -208,6 +229,23 @@ class BackwardRound:
         for part in found.values():
             part.fill()
         return found
+
+    def _rooms(self, seats: Iterable[int]) -> dict[int, Room]:
+        saved, rooms = self._saved, {}
+        shape = self._saved.weights.op.output_shape(self._share_shape, saved.weights.shape)
+        for seat in seats:
+            worker = self._worker(seat)
+            if worker is None or seat in self._code.B.carriers:
+                continue
+            room = self._desk.room(self._layer, self._masking, seat, worker, shape)
+            if room is not None:
+                rooms[seat] = room
+        return rooms
+
+    def _worker(self, seat: int) -> int | None:
+        """Who is asked for a seat's part: who keeps its input share still, or else who sits there."""
+        keeper = self._holder(seat)
+        return self._crew.seats.worker(seat) if keeper is None else keeper
 
     def _gather(self, kind: Pass) -> Gathered:
         def there(seat: int) -> bool:
@@ -248,8 +286,7 @@ class BackwardRound:
 
     def _order(self, seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
         desk, call, first = self._desk, self._saved.call, None
-        keeper = self._holder(seat)
-        worker = self._crew.seats.worker(seat) if keeper is None else keeper
+        keeper, worker = self._holder(seat), self._worker(seat)
         if worker is None or worker in self._failed | taken:
             return None
         if not self._clear and not desk.may_send(self._masking, seat, worker):
@@ -268,9 +305,10 @@ class BackwardRound:
             )
         if not self._clear:
             desk.note_sent(self._layer, self._masking, seat, worker)
+        holder = self._crew.now(worker)
         return Order(
-            holder=self._crew.now(worker),
-            task=self._task(seat, self._delta(seat), kinds, self._share_shape, _seed(self._deltas, seat)),
+            holder=holder,
+            task=self._task(seat, self._outgoing(seat, holder), kinds, self._share_shape, self._seed(seat)),
             expected=desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True),
             first=first,
         )
@@ -287,16 +325,26 @@ class BackwardRound:
         }
         return self._crew.question(self._saved.weights, orders=orders, key=self._key)
 
+    def delta(self, seat: int) -> Tensor:
+        """What the worker of a seat computes with: what it was sent, or what it makes of gradients in the clear."""
+        if isinstance(self._deltas, Tensor):
+            return self._desk.clear_share(self._code, self._deltas, seat)
+        return self._delta(seat)
+
     def _delta(self, seat: int) -> Tensor:
-        """What the worker of a seat is sent."""
-        if not self._clear:
-            return self._deltas[seat]
-        assert isinstance(self._deltas, Tensor)
-        return self._deltas
+        """What the worker of a seat was sent, as it was then."""
+        assert not isinstance(self._deltas, Maker), "it has begun"
+        return self._deltas if isinstance(self._deltas, Tensor) else self._deltas[seat]
+
+    def _outgoing(self, seat: int, holder: tuple[int, int]) -> Tensor:
+        return self._deltas.outgoing(seat, holder) if isinstance(self._deltas, Masking) else self._delta(seat)
+
+    def _seed(self, seat: int) -> Seed | None:
+        return self._deltas.seeds.get(seat) if isinstance(self._deltas, Masking) else None
 
     def _own(self, kind: Pass, seat: int) -> Tensor:
         op, w, prime = self._saved.weights.op, self._saved.weights.tensor, self._desk.prime
-        delta = self._desk.clear_share(self._code, self._deltas, seat) if self._clear else self._deltas[seat]
+        delta = self.delta(seat)
         if kind is Pass.GRAD_INPUT:
             return either.grad_input(op, delta, w, self._share_shape, prime)
         return either.grad_weight(op, self._again(seat), delta, tuple(w.shape), prime)
@@ -324,9 +372,9 @@ class BackwardRound:
         return (self._layer.name, self._passes, self._share_shape)
 
 
-def _seed(shares: Shares, seat: int) -> Seed | None:
-    """What goes out in the place of a seat's share, if that is a noise row."""
-    return shares.seeds.get(seat) if isinstance(shares, MaskedShares) else None
+def _share_shape(desk: Desk, saved: Saved) -> tuple[int, ...]:
+    """Of a share of the input."""
+    return (group_count(saved.x_shape[0], desk.scheme.inputs), *saved.x_shape[1:])
 
 
 def _call_all(functions: list[Callable[[], None]]) -> None:

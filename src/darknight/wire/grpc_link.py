@@ -32,6 +32,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from darknight.errors import OpError
@@ -141,6 +142,9 @@ class GrpcLink:
         self._stream.ask(task, question)
         return question.future
 
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        return self._stream.room(shape, dtype)
+
     def close(self) -> None:
         self._finalizer.detach()
         self._stream.close()
@@ -214,6 +218,13 @@ class _Stream:
             self._outbox.put(parcel)
             if isinstance(message, Forget) and self._lending is not None:
                 self._lending.forgets(parcel.ticket, message, self._oldest())
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        self._check()
+        if self._lending is None:
+            return None
+        with self._explaining:
+            return self._lending.room(shape, dtype)
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()

@@ -51,6 +51,9 @@ class InProcessLink:
             self._put(_copied(task))
         return future
 
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Everything is copied."""
+
     def _put(self, message: Message) -> None:
         if self.failure is not None:
             raise self.failure

@@ -6,6 +6,8 @@ So a block is used again only when the worker cannot need it:
     an answer's blocks, and a share that is not kept    when the task was answered
     an answer's blocks, if it is read in place          when it was answered and released, or nobody has it any more
     a share that is kept, and weights                   when they were forgotten and every task before that is answered
+
+A share may be made where its worker reads it (`room`). Until it is asked with, the worker does not know of the block.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
+import torch
 from torch import Tensor
 
 from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
@@ -71,6 +74,8 @@ class Lending:
         # By ticket and pass: what is read in place, and who notices that nobody does any more.
         self._read: dict[tuple[int, Pass], tuple[Block, weakref.ref[Tensor]]] = {}
         self._released: deque[tuple[int, Pass]] = deque()  # and is so no more; finalizers write it down, and no more
+        self._rooms: dict[int, tuple[Block, weakref.ref[Tensor]]] = {}  # by address, until they are asked with
+        self._left: deque[int] = deque()  # addresses of rooms that nobody has any more
 
     def lend_weights(self, message: Weights) -> bytes:
         """Where the worker finds the weights. They may have been forgotten before, and be needed again."""
@@ -81,12 +86,38 @@ class Lending:
             self._weights.add(key)
             return places(self._memory.put_weights(message).place)
 
-    def lend(self, task: Task, expected: Expected) -> Loan:
-        """Writes the share of a task, and takes places for its answer."""
-        if self._released:
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Memory for the share of a task that `lend` will find there."""
+        nbytes = prod(shape) * dtype.itemsize
+        if not nbytes:
+            return None
+        self._tidy()
+        block = self._memory.reserve(nbytes)
+        tensor = self._memory.look(block, shape, dtype)
+        address, left = tensor.data_ptr(), self._left
+        with self._lock:
+            self._rooms[address] = block, weakref.ref(tensor, lambda _: left.append(address))
+        return tensor
+
+    def _tidy(self) -> None:
+        if self._released or self._left:
             with self._lock:
                 self._take_back()
-        share = self._memory.put(task.tensor) if task.seed is None else None
+
+    def _share(self, tensor: Tensor) -> Block:
+        """Where the share is: in its room, or written now."""
+        with self._lock:
+            address = tensor.data_ptr()
+            block, reference = self._rooms.get(address, (None, None))
+            if block is not None and reference is not None and reference() is tensor:
+                del self._rooms[address]  # and with it who would notice that nobody has the tensor any more
+                return block
+        return self._memory.put(tensor)
+
+    def lend(self, task: Task, expected: Expected) -> Loan:
+        """Writes the share of a task, if it is not there already, and takes places for its answer."""
+        self._tidy()
+        share = self._share(task.tensor) if task.seed is None else None
         answers: dict[Pass, Block] = {}
         lent: dict[Pass, Tensor] | None = {} if expected.lent else None
         try:
@@ -168,6 +199,10 @@ class Lending:
             read = self._read.pop(self._released.popleft(), None)
             if read is not None:
                 self._memory.free(read[0])
+        while self._left:
+            left = self._rooms.pop(self._left.popleft(), None)
+            if left is not None:
+                self._memory.free(left[0])
 
     def answered(self, ticket: int, oldest: int) -> None:
         """The worker has answered, whatever it said."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from darknight.types import Answer, Expected, Forget, Message, Reply, Task, TooLarge, Weights
 
 
@@ -39,6 +42,14 @@ class Link(Protocol):
 
         The answer's tensors are memory of the enclave's own, as many bytes as `expected` says; or lent, if it says so,
         and then to be read once and released. Raises like `post`.
+        """
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Memory where the worker will read the share of a task from, if whoever makes it writes it there and asks with
+        this very tensor; None where shares are copied.
+
+        The worker sees what is written at once, and can write there too: write the share and nothing else, and do not
+        read it. Who drops the tensor without asking gives the memory back. Raises like `post`.
         """
 
     @property
