@@ -371,6 +371,10 @@ for kind in sys.argv[2:]:
         library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n, None)
         library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n, at_the_end(4 * 4))
         library.largest(x, examples * n)
+        rows, columns = at_the_end(16 * examples), at_the_end(16 * n)
+        library.moments(x, None, examples, 1, n, 2.0, rows, columns)
+        library.moments(x, None, examples, n, 1, 2.0, rows, columns)
+        library.moments(None, q, examples, 1, n, 2.0, rows, columns)
         library.quantise(x, words, examples * n, 2.0, q)
         library.unchanged(x, examples * n, 2.0, q)
         places = at_the_end(8 * 4)
@@ -398,17 +402,46 @@ def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (3, 1, 1), (2, 5, 7), (3, 1100, 1), (2, 3, 1024), (2, 3, 1300), (0, 3, 4)]
+    "shape",
+    [(1, 1, 1), (3, 1, 1), (2, 5, 7), (3, 1100, 1), (2, 3, 31), (2, 3, 1024), (2, 3, 1300), (1, 2, 5003), (0, 3, 4)],
 )
 def test_moments_agree_with_the_reference_at_their_largest_too(library, shape):
     torch.manual_seed(0)
     values = torch.randn(shape).clamp_(-2, 2)
     for made in (values, values * 0 + 4, values * 0 - 4, (values * 1000).to(torch.int32)):
-        found = compiled_field.moments(library, made, 2.0**10)
-        expected = reference.moments(made, 10)
-        for mine, theirs in zip(found, expected, strict=True):
-            assert mine.dtype == torch.int64
-            assert torch.equal(mine, theirs)
+        odd = torch.empty(made.numel() + 3, dtype=made.dtype)[3:].view(shape).copy_(made)
+        for placed_ in (made, odd):
+            largest, found = compiled_field.moments(library, placed_, 2.0**10)
+            assert largest == (reference.largest_magnitude(made) if made.is_floating_point() else 0.0)
+            expected = reference.moments(made, 10)
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine.dtype == torch.int64
+                assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("shape", [(3, 1100, 1), (2, 5, 7), (2, 3, 1300)])
+@pytest.mark.parametrize("value", [5.0, -(2.0**60), math.inf, -math.inf, math.nan, -math.nan])
+def test_at_a_scale_that_is_too_large_the_magnitude_is_found_all_the_same(library, shape, value):
+    torch.manual_seed(0)
+    whole = math.prod(shape)
+    for place in (0, 8, whole // 2, whole - 1):
+        made = torch.randn(shape).clamp_(-2, 2)
+        made.view(-1)[place] = value
+        found = (compiled_field.moments(library, made, 2.0**10)[0], kernels.survey(made, 10)[0])
+        assert found == (abs(value) if math.isfinite(value) else math.inf,) * 2
+        assert kernels.survey(made, 10)[1] is None
+        assert reference.survey(made, 10)[1] is None
+
+
+def test_surveys_are_what_the_reference_says(monkeypatch):
+    values = torch.randn(2, 3, 5)
+    for made, exponent in ((values, 8), (values.double(), 8), (torch.full((2, 3, 5), -4.0), 10)):
+        largest, found = kernels.survey(made, exponent)
+        assert largest == float(made.abs().max())
+        assert all(torch.equal(*each) for each in zip(found, reference.moments(made, exponent), strict=True))
+    monkeypatch.setattr(masking, "chosen", lambda: None)
+    assert kernels.survey(values, 40) == (float(values.abs().max()), None)
+    assert kernels.survey(values, 8)[1] is not None
 
 
 def test_moments_are_what_they_say():

@@ -162,6 +162,7 @@ def sums(draw: random.Random) -> Run:
     return lambda: (
         kernels.moments(values, 0),
         kernels.moments(floats, 8),
+        kernels.survey(floats, 8),
         kernels.checksum(values),
         kernels.checksum(long),
         kernels.checksum(long / 256.0, 8),

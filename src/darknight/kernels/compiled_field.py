@@ -52,10 +52,10 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "quantise": ((_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER), None),
     "unchanged": ((_POINTER, _NUMBER, _FLOAT, _POINTER), _INT),
     "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
-    "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
+    "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), _INT),
     "checksum": ((_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
 }
-_VERSIONS = {"combine": 2, "encode": 2, "checksum": 2}  # of their interfaces; of the others, 1
+_VERSIONS = {"combine": 2, "encode": 2, "moments": 2, "checksum": 2}  # of their interfaces; of the others, 1
 
 
 @dataclass(frozen=True)
@@ -299,12 +299,12 @@ def largest(library: Library, values: Tensor) -> float | None:
         bits: int = library.largest(values.data_ptr() + 4 * first, last - first)
         return bits
 
-    bits = max(threads.split(some, values.numel(), values.numel(), _TILE))
-    return float("inf") if bits >= _INFINITE else _of_bits(bits)
+    return _magnitude(max(threads.split(some, values.numel(), values.numel(), _TILE)))
 
 
-def _of_bits(bits: int) -> float:
-    return ctypes.c_float.from_buffer(ctypes.c_int32(bits)).value
+def _magnitude(bits: int) -> float:
+    """What has these bits; infinite if that is NaN."""
+    return float("inf") if bits >= _INFINITE else ctypes.c_float.from_buffer(ctypes.c_int32(bits)).value
 
 
 def quantise(library: Library, values: Tensor, scale: float, words: Tensor | None) -> Tensor | None:
@@ -338,7 +338,7 @@ def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor)
         return bits
 
     found = threads.split(some, values.numel(), values.numel(), _TILE)
-    return float("inf") if min(found) < 0 or max(found) >= _INFINITE else _of_bits(max(found))
+    return float("inf") if min(found) < 0 else _magnitude(max(found))
 
 
 def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | None:
@@ -360,18 +360,21 @@ def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | Non
 
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------
-def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-    """As reference.moments. None if it is not for these."""
+def moments(library: Library, values: Tensor, scale: float) -> tuple[float, tuple[Tensor, Tensor]] | None:
+    """reference.moments, behind the largest magnitude of floats, which are read once. None if it is not for these.
+
+    Of floats beyond 2^12 at this scale, or NaN, the moments mean nothing.
+    """
     floats, integers = plain(values, torch.float32), plain(values, torch.int32)
     if not (floats or integers) or values.dim() != 3 or not values.is_contiguous() or not isfinite(scale):
         return None
     outer, channels, inner = values.shape
     rows = torch.zeros(outer, 2, dtype=torch.int64)
 
-    def some(first: int, last: int) -> Tensor:
+    def some(first: int, last: int) -> tuple[int, Tensor]:
         columns = threads.zeros(channels, 2, dtype=np.int64)
         place = values.data_ptr() + 4 * first * channels * inner
-        library.moments(
+        bits: int = library.moments(
             place if floats else None,
             place if integers else None,
             last - first,
@@ -381,12 +384,13 @@ def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Ten
             rows.data_ptr() + 16 * first,
             columns.data_ptr(),
         )
-        return columns
+        return bits, columns
 
-    columns, *others = threads.split(some, outer, values.numel())
-    for each in others:
+    found = threads.split(some, outer, values.numel())
+    columns = found[0][1]
+    for _, each in found[1:]:
         columns.numpy()[...] += each.numpy()
-    return rows, columns
+    return _magnitude(max(bits for bits, _ in found)), (rows, columns)
 
 
 def checksum(library: Library, values: Tensor, exponent: int | None, weights: Tensor) -> int | None:

@@ -172,33 +172,67 @@ INLINE void moments_of(const int32_t *restrict q, int64_t n, int64_t *sum, int64
     }
 }
 
-/* Of (outer, channels, inner), floats that are quantised or integers: by outer and by channel, (sum, sum of squares). */
-INLINE void moments(const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner, float scale,
-                    int64_t *restrict rows, int64_t *restrict columns) {
+/* A tile of floats, quantised to `tile`, unless one of them is beyond 2^12 then, or no number. Returns their `largest`. */
+INLINE int32_t quantised_if_small(int32_t *tile, const float *x, int64_t n, float scale) {
+    const int32_t found = largest(x, n);
+    float magnitude;
+    memcpy(&magnitude, &found, sizeof magnitude);
+    if (magnitude * scale <= 0x1p12f)
+        nearest(tile, x, n, scale);
+    else
+        memset(tile, 0, (size_t)n * sizeof *tile);
+    return found;
+}
+
+/* moments_of a run of any length, floats or integers; returns the larger of `most` and of the floats' largest. */
+INLINE int32_t moments_of_run(const float *x, const int32_t *integers, int64_t n, float scale, int64_t *sum,
+                              int64_t *squares, int32_t most) {
     int32_t tile[TILE];
+    for (int64_t start = 0; start < n; start += TILE) {
+        const int64_t some = n - start < TILE ? n - start : TILE;
+        const int32_t found = x ? quantised_if_small(tile, x + start, some, scale) : 0;
+        moments_of(x ? tile : integers + start, some, sum, squares);
+        most = found > most ? found : most;
+    }
+    return most;
+}
+
+/* Of (outer, channels, inner), floats that are quantised or integers: by outer and by channel, (sum, sum of squares).
+ * Returns what darknight_largest says of floats, which are read once: if one is beyond 2^12 at this scale, or no number,
+ * the sums mean nothing. */
+INLINE int32_t moments(const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner,
+                       float scale, int64_t *restrict rows, int64_t *restrict columns, int wide) {
     const int64_t length = channels * inner;
+    int32_t tile[TILE], most = 0;
     for (int64_t o = 0; o < outer; o++)
         for (int64_t c = 0; inner > 1 && c < channels; c++) {
+            const int64_t place = o * length + c * inner;
+            const float *floats = x ? x + place : 0;
+            const int32_t *others = x ? 0 : integers + place;
             int64_t sum = 0, squares = 0;
-            for (int64_t start = 0; start < inner; start += TILE) {
-                const int64_t some = inner - start < TILE ? inner - start : TILE, place = o * length + c * inner + start;
-                if (x) nearest(tile, x + place, some, scale);
-                moments_of(x ? tile : integers + place, some, &sum, &squares);
-            }
+#if defined(__x86_64__)
+            if (wide)
+                most = wide_moments(floats, others, inner, scale, &sum, &squares, most);
+            else
+#endif
+                most = moments_of_run(floats, others, inner, scale, &sum, &squares, most);
             rows[2 * o] += sum, rows[2 * o + 1] += squares;
             columns[2 * c] += sum, columns[2 * c + 1] += squares;
         }
     for (int64_t o = 0; inner == 1 && o < outer; o++)
         for (int64_t start = 0; start < channels; start += TILE) {
             const int64_t some = channels - start < TILE ? channels - start : TILE, place = o * length + start;
-            if (x) nearest(tile, x + place, some, scale);
+            const int32_t found = x ? quantised_if_small(tile, x + place, some, scale) : 0;
             const int32_t *q = x ? tile : integers + place;
             moments_of(q, some, rows + 2 * o, rows + 2 * o + 1);
             for (int64_t i = 0; i < some; i++) {
                 columns[2 * (start + i)] += q[i];
                 columns[2 * (start + i) + 1] += (int64_t)q[i] * q[i];
             }
+            most = found > most ? found : most;
         }
+    (void)wide;
+    return most;
 }
 
 /* Sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * q modulo 2^32), modulo 2^64; with x, of what it is
@@ -245,6 +279,9 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
     }                                                                                                                 \
     attribute static void encode_##name(ENCODE) {                                                                     \
         encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, wide);                             \
+    }                                                                                                                 \
+    attribute static int32_t moments_##name(MOMENTS) {                                                                \
+        return moments(x, integers, outer, channels, inner, scale, rows, columns, wide);                              \
     }
 #define VARIANT(name, attribute)                                                                                      \
     MASKING(name, 0, attribute)                                                                                       \
@@ -252,9 +289,6 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
     attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                              \
     attribute static int32_t unchanged_##name(UNCHANGED) { return unchanged(x, n, scale, q); }                        \
     attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }                \
-    attribute static void moments_##name(MOMENTS) {                                                                   \
-        moments(x, integers, outer, channels, inner, scale, rows, columns);                                           \
-    }                                                                                                                 \
     attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }
 
 VARIANT(plain, )
@@ -269,7 +303,7 @@ static int32_t (*largest_chosen)(LARGEST) = largest_plain;
 static void (*quantise_chosen)(QUANTISE) = quantise_plain;
 static int32_t (*unchanged_chosen)(UNCHANGED) = unchanged_plain;
 static int64_t (*below_chosen)(BELOW) = below_plain;
-static void (*moments_chosen)(MOMENTS) = moments_plain;
+static int32_t (*moments_chosen)(MOMENTS) = moments_plain;
 static uint64_t (*checksum_chosen)(CHECKSUM) = checksum_plain;
 
 __attribute__((constructor)) static void choose(void) {
@@ -289,6 +323,7 @@ __attribute__((constructor)) static void choose(void) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         combine_chosen = combine_avx512; /* the others gain little or nothing */
         encode_chosen = encode_avx512;
+        moments_chosen = moments_avx512;
     }
 #endif
 }
@@ -307,8 +342,8 @@ __attribute__((constructor)) static void choose(void) {
     void darknight_quantise_##kind##1(QUANTISE) { quantise_##name(x, words, n, scale, q); }                           \
     int32_t darknight_unchanged_##kind##1(UNCHANGED) { return unchanged_##name(x, n, scale, q); }                     \
     int64_t darknight_below_##kind##1(BELOW) { return below_##name(words, n, mask, last, places, room); }             \
-    void darknight_moments_##kind##1(MOMENTS) {                                                                       \
-        moments_##name(x, integers, outer, channels, inner, scale, rows, columns);                                    \
+    int32_t darknight_moments_##kind##2(MOMENTS) {                                                                    \
+        return moments_##name(x, integers, outer, channels, inner, scale, rows, columns);                             \
     }                                                                                                                 \
     uint64_t darknight_checksum_##kind##2(CHECKSUM) { return checksum_##name(q, x, scale, rows, n, weights); }
 

@@ -155,7 +155,17 @@ def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
     """As reference.moments."""
     library = chosen()
     found = None if library is None else compiled_field.moments(library, values, 2.0**exponent)
-    return reference.moments(values, exponent) if found is None else found
+    return reference.moments(values, exponent) if found is None else found[1]
+
+
+def survey(values: Tensor, exponent: int) -> tuple[float, tuple[Tensor, Tensor] | None]:
+    """As reference.survey."""
+    library, floats = chosen(), values.is_floating_point()
+    found = compiled_field.moments(library, values, 2.0**exponent) if library is not None and floats else None
+    if found is None:
+        return reference.survey(values, exponent)
+    largest, made = found
+    return largest, made if reference.countable(largest, exponent) else None
 
 
 def checksum(values: Tensor, exponent: int | None = None) -> int:
