@@ -134,11 +134,14 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
                 form = Form(tuple(map(tuple, matrix)), tuple(ranges), prime, False)
                 found = torch.full(values.shape, -7, dtype=torch.int32)
                 given = (library, form, values, 2.0 ** (bits - 2), words, inputs, noise)
-                assert compiled_field.encode(*given, outs, found)
+                assert compiled_field.encode(*given, outs, found) == 0
                 alone = [None if out is None else torch.empty_like(out) for out in outs]
-                assert compiled_field.encode(*given, alone, None)  # nobody wants the quantised values
+                row = generator.randint(0, 5)
+                summed = compiled_field.encode(*given, alone, None, masking._weights(), row)  # nobody wants quantised
                 for out, other in zip(outs, alone, strict=True):
                     assert out is other is None or torch.equal(out, other)
+                before = torch.zeros(row, length, dtype=torch.int32)
+                assert summed == (reference.checksum(torch.cat([before, found])) if words is None else 0)
             else:
                 found = reference.encode(values, bits - 2, words, matrix, noise, prime, inputs=inputs, outs=outs)
             results.append([found, *(out for out in outs if out is not None)])
@@ -158,7 +161,7 @@ def test_what_goes_past_the_cache_is_the_same(library, start):
     outs = [each[start:-1].view(2, length) for each in memory]
     form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
     found = torch.empty(5, length, dtype=torch.int32)
-    assert compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs, found)
+    assert compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs, found) == 0
     expected = [torch.empty(2, length, dtype=torch.int32) for _ in matrix]
     assert torch.equal(found, reference.encode(values, 8, words, matrix, noise, prime, inputs=inputs, outs=expected))
     for out, wanted, each in zip(outs, expected, memory, strict=True):
@@ -322,9 +325,9 @@ def test_other_encodings_never_reach_the_library():
         (values, 1.0, None, 1, noise, [out, out]),
         (values[:0], 1.0, None, 1, noise, [out]),
     ):
-        assert not compiled_field.encode(NEVER, form, *wrong, torch.zeros(3, 5, dtype=torch.int32))
+        assert compiled_field.encode(NEVER, form, *wrong, torch.zeros(3, 5, dtype=torch.int32)) is None
     many = Form(((1,) * 10,), ((-3, 3),) * 10, PRIMES[1], False)  # more inputs than are kept unwritten
-    assert not compiled_field.encode(NEVER, many, values, 1.0, None, 9, noise[:, :1], [out[:1]], None)
+    assert compiled_field.encode(NEVER, many, values, 1.0, None, 9, noise[:, :1], [out[:1]], None) is None
 
 
 def test_without_the_library_the_reference_does_everything(monkeypatch):
@@ -333,6 +336,10 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
     assert torch.equal(kernels.quantise_nearest(values, 4), reference.quantise_nearest(values, 4))
     assert kernels.largest_magnitude(values) == 3.0
     assert kernels.cut_words(torch.tensor([7, 3, 12], dtype=torch.int32), 7, 4).tolist() == [0]
+    given = {"inputs": 2, "largest": 64, "outs": [None] * 4, "keep": False, "row": 0}
+    masked = kernels.encode(values, 4, None, systematic(2), torch.zeros(1, 1, 5, dtype=torch.int32), prime, **given)
+    assert torch.equal(masked.quantised, reference.quantise_nearest(values, 4))
+    assert masked.checksum is None
     out, floats = torch.empty(1, 2, 5, dtype=torch.int32), torch.empty(1, 2, 5)
     kernels.unmask([[1]], [torch.full((2, 5), prime - 1, dtype=torch.int32)], prime, 1, out=out, floats=floats)
     assert out.unique().tolist() == [-1]
@@ -357,10 +364,10 @@ for kind in sys.argv[2:]:
         x, words, q, noise = (at_the_end(each) for each in (size, size, size, share))
         outs = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
         what = ctypes.byref(form.structure())
-        library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n)
-        library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n)
-        library.encode(what, x, None, examples, 3, 64.0, None, noise, outs, groups, n)
         weights = at_the_end(4 * min(n, 1024))
+        library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
+        library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
+        library.encode(what, x, None, examples, 3, 64.0, None, noise, outs, groups, n, weights, 2)
         library.checksum(q, None, 1.0, examples, n, weights)
         library.checksum(None, x, 64.0, examples, n, weights)
         form = Form(matrix, ((0, prime - 1),) * 4, prime, True)

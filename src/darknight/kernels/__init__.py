@@ -11,6 +11,7 @@ threads                                          several cores for one pass of a
 
 from darknight.kernels.compiled_unmasking import Weighing
 from darknight.kernels.masking import (
+    Encoded,
     checksum,
     combine,
     cut_words,
@@ -28,6 +29,7 @@ from darknight.kernels.masking import (
 from darknight.kernels.reference import Requantised, are_residues, dequantise
 
 __all__ = [
+    "Encoded",
     "Requantised",
     "Weighing",
     "are_residues",

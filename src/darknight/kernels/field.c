@@ -53,17 +53,36 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
     settled(past);
 }
 
+/* As nearest; returns the sum of weight * q, modulo 2^32: what `checksum` makes of a tile. */
+INLINE uint32_t nearest_weighed(int32_t *restrict q, const float *restrict x, const uint32_t *restrict weights, int64_t n,
+                                float scale) {
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        q[i] = (int32_t)rintf(x[i] * scale);
+        sum += (uint32_t)q[i] * weights[i];
+    }
+    return sum;
+}
+
+/* What the sum of a tile counts in a checksum. */
+INLINE uint64_t counted(uint32_t sum, int64_t row, int64_t start) {
+    return (uint64_t)(2 * row + 1) * (uint64_t)(2 * (start / TILE) + 1) * sum;
+}
+
 /* x (example, n), quantised and kept in q (example, n), if there is a q; then masked with noise (noise row, group, n),
- * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words: of the rounding, (example, n); without them, to nearest. */
-INLINE void encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
-                   float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
-                   int wide) {
+ * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words:
+ * of the rounding, (example, n); without them, to nearest. Returns the checksum of what is quantised to nearest, if there
+ * are weights for it; the examples are rows of it from `first` on. */
+INLINE uint64_t encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
+                       float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
+                       const uint32_t *weights, int64_t first, int wide) {
     static const int32_t zeros[TILE];
     const field f = field_of(what);
     const int64_t noises = what->sources - inputs;
     const int past = many(what->rows * groups * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
     int32_t kept[MOST_KEPT][TILE];
+    uint64_t total = 0;
     recipe how[MOST_ROWS];
     for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
     for (int64_t group = 0; group < groups; group++)
@@ -80,6 +99,8 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                 if (past && words) ahead(words + place);
                 if (words)
                     stochastic(tile, x + place, words + place, some, scale);
+                else if (weights)
+                    total += counted(nearest_weighed(tile, x + place, weights, some, scale), first + example, start);
                 else
                     nearest(tile, x + place, some, scale);
                 if (q && k < MOST_KEPT) put_tile(q + place, tile, some, past, wide);
@@ -93,6 +114,7 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                 if (outs[r]) put_row(outs[r] + group * n + start, how + r, here, some, &f, past, wide);
         }
     settled(past);
+    return total;
 }
 
 /* The largest bits of |x|: the largest magnitude, and beyond those of any number if there is a NaN or an infinity. */
@@ -240,18 +262,16 @@ INLINE int32_t moments(const float *x, const int32_t *integers, int64_t outer, i
 INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights) {
     uint64_t total = 0;
     int32_t tile[TILE];
-    for (int64_t row = 0; row < rows; row++) {
-        uint64_t line = 0;
+    for (int64_t row = 0; row < rows; row++)
         for (int64_t start = 0; start < n; start += TILE) {
-            const int64_t some = n - start < TILE ? n - start : TILE;
-            const int32_t *here = x ? tile : q + row * n + start;
+            const int64_t some = n - start < TILE ? n - start : TILE, place = row * n + start;
             uint32_t sum = 0;
-            if (x) nearest(tile, x + row * n + start, some, scale);
-            for (int64_t i = 0; i < some; i++) sum += (uint32_t)here[i] * weights[i];
-            line += (uint64_t)(2 * (start / TILE) + 1) * sum;
+            if (x)
+                sum = nearest_weighed(tile, x + place, weights, some, scale);
+            else
+                for (int64_t i = 0; i < some; i++) sum += (uint32_t)q[place + i] * weights[i];
+            total += counted(sum, row, start);
         }
-        total += (uint64_t)(2 * row + 1) * line;
-    }
     return total;
 }
 
@@ -262,7 +282,8 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         int64_t n, int32_t *outside
 #define ENCODE                                                                                                        \
     const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs, float scale,    \
-        int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n
+        int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n, const uint32_t *weights,   \
+        int64_t first
 #define LARGEST const float *x, int64_t n
 #define QUANTISE const float *x, const uint32_t *words, int64_t n, float scale, int32_t *q
 #define UNCHANGED const float *x, int64_t n, float scale, const int32_t *q
@@ -277,8 +298,8 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside,   \
                 wide);                                                                                                \
     }                                                                                                                 \
-    attribute static void encode_##name(ENCODE) {                                                                     \
-        encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, wide);                             \
+    attribute static uint64_t encode_##name(ENCODE) {                                                                 \
+        return encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, weights, first, wide);      \
     }                                                                                                                 \
     attribute static int32_t moments_##name(MOMENTS) {                                                                \
         return moments(x, integers, outer, channels, inner, scale, rows, columns, wide);                              \
@@ -298,7 +319,7 @@ MASKING(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,pre
 #endif
 
 static void (*combine_chosen)(COMBINE) = combine_plain;
-static void (*encode_chosen)(ENCODE) = encode_plain;
+static uint64_t (*encode_chosen)(ENCODE) = encode_plain;
 static int32_t (*largest_chosen)(LARGEST) = largest_plain;
 static void (*quantise_chosen)(QUANTISE) = quantise_plain;
 static int32_t (*unchanged_chosen)(UNCHANGED) = unchanged_plain;
@@ -335,8 +356,8 @@ __attribute__((constructor)) static void choose(void) {
         combine_##name(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n,     \
                        outside);                                                                                      \
     }                                                                                                                 \
-    void darknight_encode_##kind##2(ENCODE) {                                                                         \
-        encode_##name(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);                            \
+    uint64_t darknight_encode_##kind##3(ENCODE) {                                                                     \
+        return encode_##name(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, weights, first);     \
     }                                                                                                                 \
     int32_t darknight_largest_##kind##1(LARGEST) { return largest_##name(x, n); }                                     \
     void darknight_quantise_##kind##1(QUANTISE) { quantise_##name(x, words, n, scale, q); }                           \

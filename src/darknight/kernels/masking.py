@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,13 @@ from darknight.kernels.compiled_unmasking import Weighing
 from darknight.kernels.reference import Requantised
 
 _EXPONENTS = 90  # beyond, the reference takes float64
+
+
+class Encoded(NamedTuple):
+    """What is left of values that were masked. checksum: what they add to that of a batch (see reference.checksum)."""
+
+    quantised: Tensor | None
+    checksum: int | None = None
 
 
 def combine(
@@ -94,16 +102,24 @@ def encode(
     largest: int,
     outs: Sequence[Tensor | None],
     keep: bool = True,
-) -> Tensor | None:
-    """As reference.encode. largest: of the quantised values' magnitudes. Unless `keep`, they may be left out."""
+    row: int | None = None,
+) -> Encoded:
+    """As reference.encode. largest: of the quantised values' magnitudes. Unless `keep`, they may be left out.
+
+    row: where the examples stand in a batch whose checksum is wanted. It is left out where nothing was compiled.
+    """
     library = chosen()
     if library is not None:
         ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
         form = _form(matrix, len(ranges), prime, False, ranges)
         quantised = torch.empty(values.shape, dtype=torch.int32) if keep else None
-        if compiled_field.encode(library, form, values, 2.0**exponent, words, inputs, noise, outs, quantised):
-            return quantised
-    return reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs)
+        weights = None if row is None or words is not None else _weights()
+        scale = 2.0**exponent
+        given = (form, values, scale, words, inputs, noise, outs, quantised, weights, row or 0)
+        checksum = compiled_field.encode(library, *given)
+        if checksum is not None:
+            return Encoded(quantised, None if weights is None else checksum)
+    return Encoded(reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs))
 
 
 def quantise_nearest(values: Tensor, exponent: int) -> Tensor:

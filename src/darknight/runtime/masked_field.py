@@ -95,7 +95,7 @@ class MaskedField:
         assert code is not None
         # 1. Mask, with fresh noise.
         noise = self._randomness.fresh()
-        shares = self._shares(code.A, x, noise)
+        shares = self._shares(code.A, x, noise, summed=keep)
         saved.stream = noise.number
         if keep:
             self._exchange.forget_with(saved)
@@ -252,10 +252,10 @@ class MaskedField:
         """
         return further or len(self._ledger.failed) > failed
 
-    def _shares(self, mixing: Mixing, batch: Operand, noise: Stream) -> MaskedShares:
+    def _shares(self, mixing: Mixing, batch: Operand, noise: Stream, *, summed: bool = False) -> MaskedShares:
         """By worker, (group, *feature). Every masking has a stream of noise of its own."""
         with phase("encode"):
-            return batch.shares(mixing, self._prime, noise)
+            return batch.shares(mixing, self._prime, noise, summed=summed)
 
     def _note_masked(self, layer: Layer, what: str, batch: Operand) -> None:
         """Before anything of it is sent."""
