@@ -165,53 +165,6 @@ WIDE INLINE __m512i wide_unmask(float *to, int32_t *made, const int32_t *x, cons
     _mm512_mask_storeu_ps(to + i, some, finished(value, end));
     return _mm512_max_epu32(most, answer);
 }
-
-/* --- sums over what is quantised -------------------------------------------------------------------------------------- */
-
-/* Sums of two neighbours each, in 64 bits. */
-WIDE INLINE __m512i widened(__m512i line) {
-    return _mm512_add_epi64(_mm512_srai_epi64(line, 32), _mm512_srai_epi64(_mm512_slli_epi64(line, 32), 32));
-}
-
-/* Floats, rounded to nearest, or integers: a line of them, or the first few. */
-WIDE INLINE __m512i wide_rounded(const float *x, const int32_t *integers, int64_t at, __mmask16 some, __m512 scale,
-                                 __m512i *most) {
-    if (!x) return _mm512_maskz_loadu_epi32(some, integers + at);
-    const __m512 line = _mm512_maskz_loadu_ps(some, x + at);
-    *most = _mm512_max_epu32(*most, _mm512_and_si512(_mm512_castps_si512(line), _mm512_set1_epi32(0x7FFFFFFF)));
-    return _mm512_cvtps_epi32(_mm512_mul_ps(line, scale));
-}
-
-/* As moments_of_run. Magnitudes fit 16 bits, and those of a tile's squares that meet in one place, 64, fit 31. What does
- * not fit is cut to some number or other: nobody looks at the sums then. */
-WIDE static inline int32_t wide_moments(const float *x, const int32_t *integers, int64_t n, float scale, int64_t *sum,
-                                 int64_t *squares, int32_t most) {
-    const __m512i ones = _mm512_set1_epi16(1);
-    const __m512 by = _mm512_set1_ps(scale);
-    __m512i found = _mm512_setzero_si512(), sums = found, wide = found;
-    for (int64_t start = 0; start < n; start += TILE) {
-        const int64_t end = n - start < TILE ? n : start + TILE;
-        __m512i first = _mm512_setzero_si512(), second = first, pair;
-        int64_t i = start;
-        for (; i + 2 * LINE <= end; i += 2 * LINE) {
-            pair = _mm512_packs_epi32(wide_rounded(x, integers, i, 0xFFFF, by, &found),
-                                      wide_rounded(x, integers, i + LINE, 0xFFFF, by, &found));
-            first = _mm512_add_epi32(first, _mm512_madd_epi16(pair, ones));
-            second = _mm512_add_epi32(second, _mm512_madd_epi16(pair, pair));
-        }
-        for (; i < end; i += LINE) {
-            pair = _mm512_packs_epi32(wide_rounded(x, integers, i, first_of(end - i), by, &found), _mm512_setzero_si512());
-            first = _mm512_add_epi32(first, _mm512_madd_epi16(pair, ones));
-            second = _mm512_add_epi32(second, _mm512_madd_epi16(pair, pair));
-        }
-        sums = _mm512_add_epi64(sums, widened(first));
-        wide = _mm512_add_epi64(wide, widened(second));
-    }
-    *sum += _mm512_reduce_add_epi64(sums);
-    *squares += _mm512_reduce_add_epi64(wide);
-    const int32_t largest = (int32_t)_mm512_reduce_max_epu32(found);
-    return largest > most ? largest : most;
-}
 #endif
 
 /* --- what begins anywhere ------------------------------------------------------------------------------------------- */
