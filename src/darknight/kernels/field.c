@@ -57,10 +57,8 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
 INLINE uint32_t nearest_weighed(int32_t *restrict q, const float *restrict x, const uint32_t *restrict weights, int64_t n,
                                 float scale) {
     uint32_t sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        q[i] = (int32_t)rintf(x[i] * scale);
-        sum += (uint32_t)q[i] * weights[i];
-    }
+    nearest(q, x, n, scale);
+    for (int64_t i = 0; i < n; i++) sum += (uint32_t)q[i] * weights[i];
     return sum;
 }
 
