@@ -50,10 +50,10 @@ def test_every_protected_layer_has_its_phases(found):
 def test_a_slower_enclave_lowers_the_ceiling_and_shows_where(found, monkeypatch):
     encode = masked_field.MaskedField._shares
 
-    def slow(self, *arguments):
+    def slow(self, *arguments, **options):
         with phase("encode"):
             burn(0.02)
-        return encode(self, *arguments)
+        return encode(self, *arguments, **options)
 
     monkeypatch.setattr(masked_field.MaskedField, "_shares", slow)
     slower = measure_ceiling("resnet-small", **SMALL)

@@ -134,11 +134,14 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
                 form = Form(tuple(map(tuple, matrix)), tuple(ranges), prime, False)
                 found = torch.full(values.shape, -7, dtype=torch.int32)
                 given = (library, form, values, 2.0 ** (bits - 2), words, inputs, noise)
-                assert compiled_field.encode(*given, outs, found)
+                assert compiled_field.encode(*given, outs, found) == 0
                 alone = [None if out is None else torch.empty_like(out) for out in outs]
-                assert compiled_field.encode(*given, alone, None)  # nobody wants the quantised values
+                row = generator.randint(0, 5)
+                summed = compiled_field.encode(*given, alone, None, masking._weights(), row)  # nobody wants quantised
                 for out, other in zip(outs, alone, strict=True):
                     assert out is other is None or torch.equal(out, other)
+                before = torch.zeros(row, length, dtype=torch.int32)
+                assert summed == (reference.checksum(torch.cat([before, found])) if words is None else 0)
             else:
                 found = reference.encode(values, bits - 2, words, matrix, noise, prime, inputs=inputs, outs=outs)
             results.append([found, *(out for out in outs if out is not None)])
@@ -158,7 +161,7 @@ def test_what_goes_past_the_cache_is_the_same(library, start):
     outs = [each[start:-1].view(2, length) for each in memory]
     form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
     found = torch.empty(5, length, dtype=torch.int32)
-    assert compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs, found)
+    assert compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs, found) == 0
     expected = [torch.empty(2, length, dtype=torch.int32) for _ in matrix]
     assert torch.equal(found, reference.encode(values, 8, words, matrix, noise, prime, inputs=inputs, outs=expected))
     for out, wanted, each in zip(outs, expected, memory, strict=True):
@@ -322,9 +325,9 @@ def test_other_encodings_never_reach_the_library():
         (values, 1.0, None, 1, noise, [out, out]),
         (values[:0], 1.0, None, 1, noise, [out]),
     ):
-        assert not compiled_field.encode(NEVER, form, *wrong, torch.zeros(3, 5, dtype=torch.int32))
+        assert compiled_field.encode(NEVER, form, *wrong, torch.zeros(3, 5, dtype=torch.int32)) is None
     many = Form(((1,) * 10,), ((-3, 3),) * 10, PRIMES[1], False)  # more inputs than are kept unwritten
-    assert not compiled_field.encode(NEVER, many, values, 1.0, None, 9, noise[:, :1], [out[:1]], None)
+    assert compiled_field.encode(NEVER, many, values, 1.0, None, 9, noise[:, :1], [out[:1]], None) is None
 
 
 def test_without_the_library_the_reference_does_everything(monkeypatch):
@@ -333,6 +336,10 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
     assert torch.equal(kernels.quantise_nearest(values, 4), reference.quantise_nearest(values, 4))
     assert kernels.largest_magnitude(values) == 3.0
     assert kernels.cut_words(torch.tensor([7, 3, 12], dtype=torch.int32), 7, 4).tolist() == [0]
+    given = {"inputs": 2, "largest": 64, "outs": [None] * 4, "keep": False, "row": 0}
+    masked = kernels.encode(values, 4, None, systematic(2), torch.zeros(1, 1, 5, dtype=torch.int32), prime, **given)
+    assert torch.equal(masked.quantised, reference.quantise_nearest(values, 4))
+    assert masked.checksum is None
     out, floats = torch.empty(1, 2, 5, dtype=torch.int32), torch.empty(1, 2, 5)
     kernels.unmask([[1]], [torch.full((2, 5), prime - 1, dtype=torch.int32)], prime, 1, out=out, floats=floats)
     assert out.unique().tolist() == [-1]
@@ -357,10 +364,10 @@ for kind in sys.argv[2:]:
         x, words, q, noise = (at_the_end(each) for each in (size, size, size, share))
         outs = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
         what = ctypes.byref(form.structure())
-        library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n)
-        library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n)
-        library.encode(what, x, None, examples, 3, 64.0, None, noise, outs, groups, n)
         weights = at_the_end(4 * min(n, 1024))
+        library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
+        library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
+        library.encode(what, x, None, examples, 3, 64.0, None, noise, outs, groups, n, weights, 2)
         library.checksum(q, None, 1.0, examples, n, weights)
         library.checksum(None, x, 64.0, examples, n, weights)
         form = Form(matrix, ((0, prime - 1),) * 4, prime, True)
@@ -371,6 +378,10 @@ for kind in sys.argv[2:]:
         library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n, None)
         library.combine(what, sources, strides, outs, strides, floats, strides, 0.5, groups, n, at_the_end(4 * 4))
         library.largest(x, examples * n)
+        rows, columns = at_the_end(16 * examples), at_the_end(16 * n)
+        library.moments(x, None, examples, 1, n, 2.0, rows, columns)
+        library.moments(x, None, examples, n, 1, 2.0, rows, columns)
+        library.moments(None, q, examples, 1, n, 2.0, rows, columns)
         library.quantise(x, words, examples * n, 2.0, q)
         library.unchanged(x, examples * n, 2.0, q)
         places = at_the_end(8 * 4)
@@ -398,17 +409,46 @@ def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (3, 1, 1), (2, 5, 7), (3, 1100, 1), (2, 3, 1024), (2, 3, 1300), (0, 3, 4)]
+    "shape",
+    [(1, 1, 1), (3, 1, 1), (2, 5, 7), (3, 1100, 1), (2, 3, 31), (2, 3, 1024), (2, 3, 1300), (1, 2, 5003), (0, 3, 4)],
 )
 def test_moments_agree_with_the_reference_at_their_largest_too(library, shape):
     torch.manual_seed(0)
     values = torch.randn(shape).clamp_(-2, 2)
     for made in (values, values * 0 + 4, values * 0 - 4, (values * 1000).to(torch.int32)):
-        found = compiled_field.moments(library, made, 2.0**10)
-        expected = reference.moments(made, 10)
-        for mine, theirs in zip(found, expected, strict=True):
-            assert mine.dtype == torch.int64
-            assert torch.equal(mine, theirs)
+        odd = torch.empty(made.numel() + 3, dtype=made.dtype)[3:].view(shape).copy_(made)
+        for placed_ in (made, odd):
+            largest, found = compiled_field.moments(library, placed_, 2.0**10)
+            assert largest == (reference.largest_magnitude(made) if made.is_floating_point() else 0.0)
+            expected = reference.moments(made, 10)
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine.dtype == torch.int64
+                assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("shape", [(3, 1100, 1), (2, 5, 7), (2, 3, 1300)])
+@pytest.mark.parametrize("value", [5.0, -(2.0**60), math.inf, -math.inf, math.nan, -math.nan])
+def test_at_a_scale_that_is_too_large_the_magnitude_is_found_all_the_same(library, shape, value):
+    torch.manual_seed(0)
+    whole = math.prod(shape)
+    for place in (0, 8, whole // 2, whole - 1):
+        made = torch.randn(shape).clamp_(-2, 2)
+        made.view(-1)[place] = value
+        found = (compiled_field.moments(library, made, 2.0**10)[0], kernels.survey(made, 10)[0])
+        assert found == (abs(value) if math.isfinite(value) else math.inf,) * 2
+        assert kernels.survey(made, 10)[1] is None
+        assert reference.survey(made, 10)[1] is None
+
+
+def test_surveys_are_what_the_reference_says(monkeypatch):
+    values = torch.randn(2, 3, 5)
+    for made, exponent in ((values, 8), (values.double(), 8), (torch.full((2, 3, 5), -4.0), 10)):
+        largest, found = kernels.survey(made, exponent)
+        assert largest == float(made.abs().max())
+        assert all(torch.equal(*each) for each in zip(found, reference.moments(made, exponent), strict=True))
+    monkeypatch.setattr(masking, "chosen", lambda: None)
+    assert kernels.survey(values, 40) == (float(values.abs().max()), None)
+    assert kernels.survey(values, 8)[1] is not None
 
 
 def test_moments_are_what_they_say():

@@ -59,6 +59,8 @@ for kind in ("", "plain_"):
     test_field.test_what_goes_past_the_cache_is_the_same(library, 1)
     for shape in ((3, 1100, 1), (2, 3, 1300)):
         test_field.test_moments_agree_with_the_reference_at_their_largest_too(library, shape)
+        for value in (-(2.0**60), float("nan")):
+            test_field.test_at_a_scale_that_is_too_large_the_magnitude_is_found_all_the_same(library, shape, value)
     test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
     test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
     test_residues.try_everything(compiled_residues.Library.loaded(kind))

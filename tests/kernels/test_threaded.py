@@ -122,8 +122,9 @@ def encoding(draw: random.Random, noises: int = 1) -> Run:
         for out in outs[1:]:
             out.fill_(-7)
         found = kernels.encode(
-            values, 8, words, matrix, noise, PRIME, inputs=inputs, largest=1024, outs=outs, keep=keep
+            values, 8, words, matrix, noise, PRIME, inputs=inputs, largest=1024, outs=outs, keep=keep, row=3
         )
+        assert (found.checksum is None) == (words is not None)
         return found, [out.clone() for out in outs[1:]]
 
     return run
@@ -162,6 +163,7 @@ def sums(draw: random.Random) -> Run:
     return lambda: (
         kernels.moments(values, 0),
         kernels.moments(floats, 8),
+        kernels.survey(floats, 8),
         kernels.checksum(values),
         kernels.checksum(long),
         kernels.checksum(long / 256.0, 8),

@@ -27,7 +27,7 @@ def compiled(kind):
     def run(values, words, noise, outs):
         ranges = ((-(1 << 12), 1 << 12),) * INPUTS + ((0, PRIME - 1),)
         form = Form(tuple(map(tuple, MATRIX)), ranges, PRIME, False)
-        assert compiled_field.encode(built(kind), form, values, 64.0, words, INPUTS, noise, outs, None)
+        assert compiled_field.encode(built(kind), form, values, 64.0, words, INPUTS, noise, outs, None) is not None
 
     return run
 

@@ -17,6 +17,7 @@ from darknight.types import Answer, Expected, ForwardTask, Pass, Weights
 from darknight.wire import in_process
 from darknight.worker import Executor, serve
 from fleet.threads import thread_fleet
+from runtime.cutting import EXAMPLES, cut  # noqa: F401 - a fixture
 from runtime.liars import Liar, fleet_with, off_by_one, step
 from runtime.scripts import batch, network, train
 
@@ -301,15 +302,22 @@ def test_whoever_breaks_the_protocol_between_two_calls_is_blamed_when_the_next_o
         assert len(runtime.ledger.blamed) == 1
 
 
-def test_an_input_that_was_overwritten_blames_nobody():
-    model = torch.nn.Linear(20, 3)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in chunks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_input_that_was_overwritten_blames_nobody(whole, dtype, request):
+    if not whole:
+        request.getfixturevalue("cut")
+    model = torch.nn.Linear(20, 3).to(dtype)
     with thread_fleet(FIELD) as fleet, dk.Runtime(FIELD, fleet) as runtime:
         dk.protect_(model, runtime)
-        x = torch.randn(6, 20)
-        y = model(x)
-        x.data.mul_(-1)
-        with pytest.raises(dk.errors.ProtectError, match="overwritten"):
-            y.sum().backward()
+        for example in range(EXAMPLES):
+            x = torch.randn(EXAMPLES, 20, dtype=dtype)
+            y = model(x)
+            x.data[example].mul_(-1)
+            with pytest.raises(dk.errors.ProtectError, match="overwritten"):
+                y.sum().backward()
+            x.data[example].mul_(-1)
+            model(x).sum().backward()
         assert not runtime.ledger.failed
 
 

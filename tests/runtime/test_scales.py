@@ -59,7 +59,7 @@ def test_ordinary_values_keep_all_their_bits():
     """Scaling down costs precision, so it is for sums that need it."""
     from darknight.coding.fixed_point import exponent_for, moments
     from darknight.runtime.layer import SentWeights
-    from darknight.runtime.scales import input_exponent, weight_sizes
+    from darknight.runtime.scales import input_exponent, survey, weight_sizes
 
     for case in CASES:
         generator = torch.Generator().manual_seed(0)
@@ -68,4 +68,55 @@ def test_ordinary_values_keep_all_their_bits():
         largest = float(x.abs().max())
         sizes = weight_sizes(case.op, case.w_shape, moments(w.flatten(2) if w.dim() > 2 else w.unsqueeze(2), 0))
         weights = SentWeights("a", 1, case.op, w, 0, sizes=sizes)
-        assert input_exponent(dk.Field(), case.op, x, largest, weights, False)[0] == exponent_for(largest, 10)
+        found = survey(case.op, x, 10, counted=True)
+        assert input_exponent(dk.Field(), case.op, x, found, weights, False)[0] == exponent_for(largest, 10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_survey_does_not_depend_on_what_was_guessed_or_known(case):
+    from darknight.runtime.scales import survey
+
+    x = torch.randn(case.x_shape, generator=torch.Generator().manual_seed(0))
+    for values in (x, x.double(), x * 0, x * 2.0**90, x * 2.0**-100):
+        expected = survey(case.op, values, 10, counted=True)
+        for guess in (None, -120, -90, expected.exponent - 1, expected.exponent, expected.exponent + 1, 12, 120):
+            assert survey(case.op, values, 10, counted=True, guess=guess) == expected
+        for known in (expected.largest, float("inf")):
+            assert survey(case.op, values, 10, counted=True, known=known, guess=3) == expected
+        alone = survey(case.op, values, 10, counted=False, guess=expected.exponent)
+        assert (alone.largest, alone.exponent) == (expected.largest, expected.exponent)
+
+
+def test_values_are_read_once_where_they_are_as_large_as_before(monkeypatch):
+    from darknight.runtime import scales
+
+    reads = []
+
+    def noting(name):
+        does = getattr(scales, name)
+        monkeypatch.setattr(scales, name, lambda *arguments: (reads.append(name), does(*arguments))[1])
+
+    for name in ("largest_magnitude", "moments", "surveyed_at"):
+        noting(name)
+    torch.manual_seed(0)
+    model, results = nn.Linear(6, 3), []
+    x = torch.randn(4, 6)
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(model, runtime)
+        with torch.no_grad():
+            for factor, expected in (
+                (1.0, ["largest_magnitude", "moments"]),
+                (1.0, ["surveyed_at"]),
+                (8.0, ["surveyed_at", "moments"]),
+                (8.0, ["surveyed_at"]),
+                (1.0, ["surveyed_at", "moments"]),
+            ):
+                results.append(model(x * factor))
+                assert reads == expected
+                reads.clear()
+        with pytest.raises(dk.errors.EncodingError, match="NaN or infinite"):
+            model(x / 0)
+        dk.unprotect_(model)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[4])
+    assert torch.equal(results[2], results[3])

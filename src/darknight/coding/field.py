@@ -19,7 +19,7 @@ from darknight.coding.batches import group_count, joined, without_padding
 from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.coding.finish import Finish
 from darknight.coding.shares import MaskedShares
-from darknight.kernels import Weighing, are_residues, combine, unmask, unmask_weighed
+from darknight.kernels import Encoded, Weighing, are_residues, combine, unmask, unmask_weighed
 from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Branch, Stream, uniform_below
 from darknight.types import Seed
@@ -63,17 +63,19 @@ def encode_values(
     prime: int,
     stream: Stream,
     keep: bool = True,
+    row: int | None = None,
     rooms: Mapping[int, Tensor] = _NO_ROOMS,
-) -> tuple[MaskedShares, Tensor | None]:
+) -> tuple[MaskedShares, Encoded]:
     """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
 
     words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. Unless `keep`, the
-    quantised values may be left out. rooms: by worker, memory for its share (group, *feature), which is written once.
+    quantised values may be left out. row: if a checksum is wanted (see kernels.encode). rooms: by worker, memory for
+    its share (group, *feature), which is written once.
     """
     shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
     noise, seeds = _noise(mixing, shape, prime, stream)
     places = [None if worker in seeds else _place(rooms.get(worker), shape) for worker in range(mixing.workers)]
-    quantised = encode_and_mask(
+    encoded = encode_and_mask(
         values,
         exponent,
         words,
@@ -84,9 +86,10 @@ def encode_values(
         largest=largest,
         outs=places,
         keep=keep,
+        row=row,
     )
     shares = (_share(mixing, worker, place, noise) for worker, place in enumerate(places))
-    return MaskedShares(shares, seeds), quantised
+    return MaskedShares(shares, seeds), encoded
 
 
 def _place(room: Tensor | None, shape: tuple[int, ...]) -> Tensor:

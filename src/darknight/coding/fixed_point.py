@@ -17,6 +17,7 @@ from darknight.kernels import (
     unchanged,
 )
 from darknight.kernels import largest_magnitude as _largest
+from darknight.kernels import survey as _survey
 
 __all__ = [
     "checksum",
@@ -27,6 +28,7 @@ __all__ = [
     "quantise_nearest",
     "quantise_stochastic",
     "requantise",
+    "survey",
     "unchanged",
 ]
 
@@ -35,7 +37,16 @@ _EXPONENTS = 120  # 2^+-120 fits float32
 
 def largest_magnitude(values: Tensor) -> float:
     """max |value|; raises EncodingError when a value is NaN or infinite."""
-    largest = _largest(values)
+    return _finite(_largest(values))
+
+
+def survey(values: Tensor, exponent: int) -> tuple[float, tuple[Tensor, Tensor] | None]:
+    """largest_magnitude of floats, and their `moments`, in one pass; no moments if they leave 2^12 at this scale."""
+    largest, found = _survey(values, exponent)
+    return _finite(largest), found
+
+
+def _finite(largest: float) -> float:
     if not math.isfinite(largest):
         raise EncodingError("values that are NaN or infinite cannot be encoded. Look for the layer that produced them.")
     return largest

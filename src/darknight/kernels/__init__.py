@@ -11,6 +11,7 @@ threads                                          several cores for one pass of a
 
 from darknight.kernels.compiled_unmasking import Weighing
 from darknight.kernels.masking import (
+    Encoded,
     checksum,
     combine,
     cut_words,
@@ -20,6 +21,7 @@ from darknight.kernels.masking import (
     quantise_nearest,
     quantise_stochastic,
     requantise,
+    survey,
     unchanged,
     unmask,
     unmask_weighed,
@@ -27,6 +29,7 @@ from darknight.kernels.masking import (
 from darknight.kernels.reference import Requantised, are_residues, dequantise
 
 __all__ = [
+    "Encoded",
     "Requantised",
     "Weighing",
     "are_residues",
@@ -40,6 +43,7 @@ __all__ = [
     "quantise_nearest",
     "quantise_stochastic",
     "requantise",
+    "survey",
     "unchanged",
     "unmask",
     "unmask_weighed",

@@ -26,6 +26,7 @@ _MOST_PLACES = 4096  # of words that are drawn again; there are hardly ever more
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN are above
 _TILE = 1024  # numbers at a time, in field.c: where threads divide a run
+_CHECKSUMS = 1 << 64
 _LONG = 1 << 14  # numbers in a row whose checksum is worth a call
 
 Range = tuple[int, int]
@@ -47,15 +48,18 @@ class Combination(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "combine": ((*(_POINTER,) * 7, _FLOAT, _NUMBER, _NUMBER, _POINTER), None),
-    "encode": ((*(_POINTER,) * 3, _NUMBER, _NUMBER, _FLOAT, *(_POINTER,) * 3, _NUMBER, _NUMBER), None),
+    "encode": (
+        (*(_POINTER,) * 3, *(_NUMBER,) * 2, _FLOAT, *(_POINTER,) * 3, *(_NUMBER,) * 2, _POINTER, _NUMBER),
+        ctypes.c_uint64,
+    ),
     "largest": ((_POINTER, _NUMBER), _INT),
     "quantise": ((_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER), None),
     "unchanged": ((_POINTER, _NUMBER, _FLOAT, _POINTER), _INT),
     "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
-    "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), None),
+    "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), _INT),
     "checksum": ((_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
 }
-_VERSIONS = {"combine": 2, "encode": 2, "checksum": 2}  # of their interfaces; of the others, 1
+_VERSIONS = {"combine": 2, "encode": 3, "moments": 2, "checksum": 2}  # of their interfaces; of the others, 1
 
 
 @dataclass(frozen=True)
@@ -207,8 +211,14 @@ def encode(
     noise: Tensor,
     outs: Sequence[Tensor | None],
     quantised: Tensor | None,
-) -> bool:
-    """As reference.encode; the quantised values go to `quantised`, if they are wanted. False if it is not for these."""
+    weights: Tensor | None = None,
+    row: int = 0,
+) -> int | None:
+    """As reference.encode; the quantised values go to `quantised`, if they are wanted. None if it is not for these.
+
+    Returns the checksum of what is rounded to nearest, as rows of it from `row` on, if there are `weights` for it: its,
+    as uint32.
+    """
     structure, examples = form.structure(), len(values)
     groups = -(-examples // inputs)
     fits = plain(values, torch.float32) and values.is_contiguous() and values.numel() and isfinite(scale)
@@ -220,14 +230,14 @@ def encode(
         out is None or (out.shape == shape and plain(out, torch.int32) and out.is_contiguous()) for out in outs
     )
     if structure is None or len(outs) != len(form.matrix) or not (fits and masks and places) or inputs < 1:
-        return False
+        return None
     if quantised is None and inputs > _MOST_KEPT:
-        return False
+        return None
     features, noises = values[0].numel(), len(noise)
 
-    def some(first: int, last: int) -> None:
+    def some(first: int, last: int) -> int:
         start, group = 4 * first * inputs * features, 4 * first * features
-        library.encode(
+        found: int = library.encode(
             ctypes.byref(structure),
             values.data_ptr() + start,
             None if words is None else words.data_ptr() + start,
@@ -239,13 +249,14 @@ def encode(
             pointers(outs, [first * features] * len(outs) if first else None),
             last - first,
             features,
+            None if weights is None else weights.data_ptr(),
+            row + first * inputs,
         )
+        return found
 
     if noises == 1:
-        threads.split(some, groups, groups * features * len(outs))
-    else:  # the noise of some groups does not lie in one piece
-        some(0, groups)
-    return True
+        return sum(threads.split(some, groups, groups * features * len(outs))) % _CHECKSUMS
+    return some(0, groups)  # the noise of some groups does not lie in one piece
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -299,12 +310,12 @@ def largest(library: Library, values: Tensor) -> float | None:
         bits: int = library.largest(values.data_ptr() + 4 * first, last - first)
         return bits
 
-    bits = max(threads.split(some, values.numel(), values.numel(), _TILE))
-    return float("inf") if bits >= _INFINITE else _of_bits(bits)
+    return _magnitude(max(threads.split(some, values.numel(), values.numel(), _TILE)))
 
 
-def _of_bits(bits: int) -> float:
-    return ctypes.c_float.from_buffer(ctypes.c_int32(bits)).value
+def _magnitude(bits: int) -> float:
+    """What has these bits; infinite if that is NaN."""
+    return float("inf") if bits >= _INFINITE else ctypes.c_float.from_buffer(ctypes.c_int32(bits)).value
 
 
 def quantise(library: Library, values: Tensor, scale: float, words: Tensor | None) -> Tensor | None:
@@ -338,7 +349,7 @@ def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor)
         return bits
 
     found = threads.split(some, values.numel(), values.numel(), _TILE)
-    return float("inf") if min(found) < 0 or max(found) >= _INFINITE else _of_bits(max(found))
+    return float("inf") if min(found) < 0 else _magnitude(max(found))
 
 
 def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | None:
@@ -360,18 +371,21 @@ def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | Non
 
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------
-def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-    """As reference.moments. None if it is not for these."""
+def moments(library: Library, values: Tensor, scale: float) -> tuple[float, tuple[Tensor, Tensor]] | None:
+    """reference.moments, behind the largest magnitude of floats, which are read once. None if it is not for these.
+
+    Of floats beyond 2^12 at this scale, or NaN, the moments mean nothing.
+    """
     floats, integers = plain(values, torch.float32), plain(values, torch.int32)
     if not (floats or integers) or values.dim() != 3 or not values.is_contiguous() or not isfinite(scale):
         return None
     outer, channels, inner = values.shape
     rows = torch.zeros(outer, 2, dtype=torch.int64)
 
-    def some(first: int, last: int) -> Tensor:
+    def some(first: int, last: int) -> tuple[int, Tensor]:
         columns = threads.zeros(channels, 2, dtype=np.int64)
         place = values.data_ptr() + 4 * first * channels * inner
-        library.moments(
+        bits: int = library.moments(
             place if floats else None,
             place if integers else None,
             last - first,
@@ -381,12 +395,13 @@ def moments(library: Library, values: Tensor, scale: float) -> tuple[Tensor, Ten
             rows.data_ptr() + 16 * first,
             columns.data_ptr(),
         )
-        return columns
+        return bits, columns
 
-    columns, *others = threads.split(some, outer, values.numel())
-    for each in others:
+    found = threads.split(some, outer, values.numel())
+    columns = found[0][1]
+    for _, each in found[1:]:
         columns.numpy()[...] += each.numpy()
-    return rows, columns
+    return _magnitude(max(bits for bits, _ in found)), (rows, columns)
 
 
 def checksum(library: Library, values: Tensor, exponent: int | None, weights: Tensor) -> int | None:
@@ -409,4 +424,4 @@ def checksum(library: Library, values: Tensor, exponent: int | None, weights: Te
             return of(0, rows)
         return sum((2 * row + 1) * of(row, 1) for row in range(first, last))  # its sum, times what its place says
 
-    return sum(threads.split(some, rows, values.numel() if length >= _LONG else 0)) % (1 << 64)
+    return sum(threads.split(some, rows, values.numel() if length >= _LONG else 0)) % _CHECKSUMS

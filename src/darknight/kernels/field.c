@@ -53,17 +53,34 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
     settled(past);
 }
 
+/* As nearest; returns the sum of weight * q, modulo 2^32: what `checksum` makes of a tile. */
+INLINE uint32_t nearest_weighed(int32_t *restrict q, const float *restrict x, const uint32_t *restrict weights, int64_t n,
+                                float scale) {
+    uint32_t sum = 0;
+    nearest(q, x, n, scale);
+    for (int64_t i = 0; i < n; i++) sum += (uint32_t)q[i] * weights[i];
+    return sum;
+}
+
+/* What the sum of a tile counts in a checksum. */
+INLINE uint64_t counted(uint32_t sum, int64_t row, int64_t start) {
+    return (uint64_t)(2 * row + 1) * (uint64_t)(2 * (start / TILE) + 1) * sum;
+}
+
 /* x (example, n), quantised and kept in q (example, n), if there is a q; then masked with noise (noise row, group, n),
- * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words: of the rounding, (example, n); without them, to nearest. */
-INLINE void encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
-                   float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
-                   int wide) {
+ * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words:
+ * of the rounding, (example, n); without them, to nearest. Returns the checksum of what is quantised to nearest, if there
+ * are weights for it; the examples are rows of it from `first` on. */
+INLINE uint64_t encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
+                       float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
+                       const uint32_t *weights, int64_t first, int wide) {
     static const int32_t zeros[TILE];
     const field f = field_of(what);
     const int64_t noises = what->sources - inputs;
     const int past = many(what->rows * groups * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
     int32_t kept[MOST_KEPT][TILE];
+    uint64_t total = 0;
     recipe how[MOST_ROWS];
     for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
     for (int64_t group = 0; group < groups; group++)
@@ -80,6 +97,8 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                 if (past && words) ahead(words + place);
                 if (words)
                     stochastic(tile, x + place, words + place, some, scale);
+                else if (weights)
+                    total += counted(nearest_weighed(tile, x + place, weights, some, scale), first + example, start);
                 else
                     nearest(tile, x + place, some, scale);
                 if (q && k < MOST_KEPT) put_tile(q + place, tile, some, past, wide);
@@ -93,6 +112,7 @@ INLINE void encode(const combination *what, const float *x, const uint32_t *word
                 if (outs[r]) put_row(outs[r] + group * n + start, how + r, here, some, &f, past, wide);
         }
     settled(past);
+    return total;
 }
 
 /* The largest bits of |x|: the largest magnitude, and beyond those of any number if there is a NaN or an infinity. */
@@ -172,33 +192,114 @@ INLINE void moments_of(const int32_t *restrict q, int64_t n, int64_t *sum, int64
     }
 }
 
-/* Of (outer, channels, inner), floats that are quantised or integers: by outer and by channel, (sum, sum of squares). */
-INLINE void moments(const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner, float scale,
-                    int64_t *restrict rows, int64_t *restrict columns) {
+/* As nearest; but what is beyond 2^12 then, or no number, becomes that. Returns the larger of `most` and of `largest`. */
+INLINE int32_t nearest_within(int32_t *restrict q, const float *restrict x, int64_t n, float scale, int32_t most) {
+    for (int64_t i = 0; i < n; i++) {
+        const float scaled = x[i] * scale, above = scaled > -0x1p12f ? scaled : -0x1p12f;
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7FFFFFFF;
+        most = bits > most ? bits : most;
+        q[i] = (int32_t)rintf(above < 0x1p12f ? above : 0x1p12f);
+    }
+    return most;
+}
+
+/* moments_of a run of any length, floats or integers: (sum, sum of squares). most: raised to the floats' largest, which is
+ * that of all of them. */
+INLINE void moments_of_run(const float *x, const int32_t *integers, int64_t n, float scale, int64_t *sums, int32_t *most) {
     int32_t tile[TILE];
+    sums[0] = sums[1] = 0;
+    for (int64_t start = 0; start < n; start += TILE) {
+        const int64_t some = n - start < TILE ? n - start : TILE;
+        if (x) *most = nearest_within(tile, x + start, some, scale, *most);
+        moments_of(x ? tile : integers + start, some, sums, sums + 1);
+    }
+}
+
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2")))
+
+/* Eight floats, rounded to nearest, or integers: all of them, or the first few; of floats also the largest. */
+AVX2 INLINE __m256i vector_of(const float *x, const int32_t *integers, int64_t at, int64_t left, __m256 scale,
+                              __m256i *most) {
+    const __m256i some = _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)left), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    if (!x && left < 8) return _mm256_maskload_epi32(integers + at, some);
+    if (!x) return _mm256_loadu_si256((const __m256i *)(integers + at));
+    const __m256 values = left < 8 ? _mm256_maskload_ps(x + at, some) : _mm256_loadu_ps(x + at);
+    const __m256i magnitudes = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(0x7FFFFFFF));
+    *most = _mm256_max_epi32(*most, magnitudes);
+    return _mm256_cvtps_epi32(_mm256_mul_ps(values, scale));
+}
+
+/* As moments_of_run: magnitudes fit 16 bits, and those 128 squares of a tile that meet in one place fit 32. What does not
+ * fit is cut to some number or other: nobody looks at the sums then. */
+AVX2 static void moments_of_run_avx2(const float *x, const int32_t *integers, int64_t n, float scale, int64_t *sums,
+                                     int32_t *most) {
+    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1), lower = _mm256_set1_epi64x(UINT32_MAX);
+    const __m256 by = _mm256_set1_ps(scale);
+    __m256i found = _mm256_loadu_si256((const __m256i *)most), first = zero, second = zero;
+    for (int64_t start = 0; start < n; start += TILE) {
+        const int64_t end = n - start < TILE ? n : start + TILE;
+        __m256i sum = zero, square = zero, both;
+        int64_t i = start;
+        for (; i + 16 <= end; i += 16) {
+            both = _mm256_packs_epi32(vector_of(x, integers, i, 8, by, &found), vector_of(x, integers, i + 8, 8, by, &found));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(both, ones));
+            square = _mm256_add_epi32(square, _mm256_madd_epi16(both, both));
+        }
+        for (; i < end; i += 8) {
+            both = _mm256_packs_epi32(vector_of(x, integers, i, end - i, by, &found), zero);
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(both, ones));
+            square = _mm256_add_epi32(square, _mm256_madd_epi16(both, both));
+        }
+        first = _mm256_add_epi64(first, _mm256_cvtepi32_epi64(_mm256_castsi256_si128(sum)));
+        first = _mm256_add_epi64(first, _mm256_cvtepi32_epi64(_mm256_extracti128_si256(sum, 1)));
+        second = _mm256_add_epi64(second, _mm256_and_si256(square, lower));
+        second = _mm256_add_epi64(second, _mm256_srli_epi64(square, 32));
+    }
+    _mm256_storeu_si256((__m256i *)most, found);
+    const __m256i pairs = _mm256_add_epi64(_mm256_unpacklo_epi64(first, second), _mm256_unpackhi_epi64(first, second));
+    _mm_storeu_si128((__m128i *)sums, _mm_add_epi64(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+}
+#endif
+
+/* Of (outer, channels, inner), floats that are quantised or integers: by outer and by channel, (sum, sum of squares).
+ * Returns what darknight_largest says of floats, which are read once: if one is beyond 2^12 at this scale, or no number,
+ * the sums mean nothing. */
+INLINE int32_t moments(const float *x, const int32_t *integers, int64_t outer, int64_t channels, int64_t inner,
+                       float scale, int64_t *restrict rows, int64_t *restrict columns, int avx2) {
     const int64_t length = channels * inner;
+    int32_t tile[TILE], most[8] = {0};
     for (int64_t o = 0; o < outer; o++)
         for (int64_t c = 0; inner > 1 && c < channels; c++) {
-            int64_t sum = 0, squares = 0;
-            for (int64_t start = 0; start < inner; start += TILE) {
-                const int64_t some = inner - start < TILE ? inner - start : TILE, place = o * length + c * inner + start;
-                if (x) nearest(tile, x + place, some, scale);
-                moments_of(x ? tile : integers + place, some, &sum, &squares);
-            }
-            rows[2 * o] += sum, rows[2 * o + 1] += squares;
-            columns[2 * c] += sum, columns[2 * c + 1] += squares;
+            const int64_t place = o * length + c * inner;
+            const float *floats = x ? x + place : 0;
+            const int32_t *others = x ? 0 : integers + place;
+            int64_t sums[2];
+#if defined(__x86_64__)
+            if (avx2)
+                moments_of_run_avx2(floats, others, inner, scale, sums, most);
+            else
+#endif
+                moments_of_run(floats, others, inner, scale, sums, most);
+            rows[2 * o] += sums[0], rows[2 * o + 1] += sums[1];
+            columns[2 * c] += sums[0], columns[2 * c + 1] += sums[1];
         }
     for (int64_t o = 0; inner == 1 && o < outer; o++)
         for (int64_t start = 0; start < channels; start += TILE) {
             const int64_t some = channels - start < TILE ? channels - start : TILE, place = o * length + start;
-            if (x) nearest(tile, x + place, some, scale);
             const int32_t *q = x ? tile : integers + place;
+            if (x) *most = nearest_within(tile, x + place, some, scale, *most);
             moments_of(q, some, rows + 2 * o, rows + 2 * o + 1);
             for (int64_t i = 0; i < some; i++) {
                 columns[2 * (start + i)] += q[i];
                 columns[2 * (start + i) + 1] += (int64_t)q[i] * q[i];
             }
         }
+    for (int i = 1; i < 8; i++) *most = most[i] > *most ? most[i] : *most;
+    (void)avx2;
+    return *most;
 }
 
 /* Sum over rows, tiles and places of (2 row + 1) (2 tile + 1) (weight * q modulo 2^32), modulo 2^64; with x, of what it is
@@ -206,18 +307,16 @@ INLINE void moments(const float *x, const int32_t *integers, int64_t outer, int6
 INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights) {
     uint64_t total = 0;
     int32_t tile[TILE];
-    for (int64_t row = 0; row < rows; row++) {
-        uint64_t line = 0;
+    for (int64_t row = 0; row < rows; row++)
         for (int64_t start = 0; start < n; start += TILE) {
-            const int64_t some = n - start < TILE ? n - start : TILE;
-            const int32_t *here = x ? tile : q + row * n + start;
+            const int64_t some = n - start < TILE ? n - start : TILE, place = row * n + start;
             uint32_t sum = 0;
-            if (x) nearest(tile, x + row * n + start, some, scale);
-            for (int64_t i = 0; i < some; i++) sum += (uint32_t)here[i] * weights[i];
-            line += (uint64_t)(2 * (start / TILE) + 1) * sum;
+            if (x)
+                sum = nearest_weighed(tile, x + place, weights, some, scale);
+            else
+                for (int64_t i = 0; i < some; i++) sum += (uint32_t)q[place + i] * weights[i];
+            total += counted(sum, row, start);
         }
-        total += (uint64_t)(2 * row + 1) * line;
-    }
     return total;
 }
 
@@ -228,7 +327,8 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         int64_t n, int32_t *outside
 #define ENCODE                                                                                                        \
     const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs, float scale,    \
-        int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n
+        int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n, const uint32_t *weights,   \
+        int64_t first
 #define LARGEST const float *x, int64_t n
 #define QUANTISE const float *x, const uint32_t *words, int64_t n, float scale, int32_t *q
 #define UNCHANGED const float *x, int64_t n, float scale, const int32_t *q
@@ -243,33 +343,33 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside,   \
                 wide);                                                                                                \
     }                                                                                                                 \
-    attribute static void encode_##name(ENCODE) {                                                                     \
-        encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, wide);                             \
+    attribute static uint64_t encode_##name(ENCODE) {                                                                 \
+        return encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, weights, first, wide);      \
     }
-#define VARIANT(name, attribute)                                                                                      \
+#define VARIANT(name, avx2, attribute)                                                                                \
     MASKING(name, 0, attribute)                                                                                       \
     attribute static int32_t largest_##name(LARGEST) { return largest(x, n); }                                        \
     attribute static void quantise_##name(QUANTISE) { quantise(x, words, n, scale, q); }                              \
     attribute static int32_t unchanged_##name(UNCHANGED) { return unchanged(x, n, scale, q); }                        \
     attribute static int64_t below_##name(BELOW) { return below(words, n, mask, last, places, room); }                \
-    attribute static void moments_##name(MOMENTS) {                                                                   \
-        moments(x, integers, outer, channels, inner, scale, rows, columns);                                           \
+    attribute static int32_t moments_##name(MOMENTS) {                                                                \
+        return moments(x, integers, outer, channels, inner, scale, rows, columns, avx2);                              \
     }                                                                                                                 \
     attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }
 
-VARIANT(plain, )
+VARIANT(plain, 0, )
 #if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2"))))
+VARIANT(avx2, 1, __attribute__((target("avx2"))))
 MASKING(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
 #endif
 
 static void (*combine_chosen)(COMBINE) = combine_plain;
-static void (*encode_chosen)(ENCODE) = encode_plain;
+static uint64_t (*encode_chosen)(ENCODE) = encode_plain;
 static int32_t (*largest_chosen)(LARGEST) = largest_plain;
 static void (*quantise_chosen)(QUANTISE) = quantise_plain;
 static int32_t (*unchanged_chosen)(UNCHANGED) = unchanged_plain;
 static int64_t (*below_chosen)(BELOW) = below_plain;
-static void (*moments_chosen)(MOMENTS) = moments_plain;
+static int32_t (*moments_chosen)(MOMENTS) = moments_plain;
 static uint64_t (*checksum_chosen)(CHECKSUM) = checksum_plain;
 
 __attribute__((constructor)) static void choose(void) {
@@ -300,15 +400,15 @@ __attribute__((constructor)) static void choose(void) {
         combine_##name(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n,     \
                        outside);                                                                                      \
     }                                                                                                                 \
-    void darknight_encode_##kind##2(ENCODE) {                                                                         \
-        encode_##name(what, x, words, examples, inputs, scale, q, noise, outs, groups, n);                            \
+    uint64_t darknight_encode_##kind##3(ENCODE) {                                                                     \
+        return encode_##name(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, weights, first);     \
     }                                                                                                                 \
     int32_t darknight_largest_##kind##1(LARGEST) { return largest_##name(x, n); }                                     \
     void darknight_quantise_##kind##1(QUANTISE) { quantise_##name(x, words, n, scale, q); }                           \
     int32_t darknight_unchanged_##kind##1(UNCHANGED) { return unchanged_##name(x, n, scale, q); }                     \
     int64_t darknight_below_##kind##1(BELOW) { return below_##name(words, n, mask, last, places, room); }             \
-    void darknight_moments_##kind##1(MOMENTS) {                                                                       \
-        moments_##name(x, integers, outer, channels, inner, scale, rows, columns);                                    \
+    int32_t darknight_moments_##kind##2(MOMENTS) {                                                                    \
+        return moments_##name(x, integers, outer, channels, inner, scale, rows, columns);                             \
     }                                                                                                                 \
     uint64_t darknight_checksum_##kind##2(CHECKSUM) { return checksum_##name(q, x, scale, rows, n, weights); }
 

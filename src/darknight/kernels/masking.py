@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,13 @@ from darknight.kernels.compiled_unmasking import Weighing
 from darknight.kernels.reference import Requantised
 
 _EXPONENTS = 90  # beyond, the reference takes float64
+
+
+class Encoded(NamedTuple):
+    """What is left of values that were masked. checksum: what they add to that of a batch (see reference.checksum)."""
+
+    quantised: Tensor | None
+    checksum: int | None = None
 
 
 def combine(
@@ -94,8 +102,11 @@ def encode(
     largest: int,
     outs: Sequence[Tensor | None],
     keep: bool = True,
-) -> Tensor | None:
+    row: int | None = None,
+) -> Encoded:
     """As reference.encode. largest: of the quantised values' magnitudes. Unless `keep`, they may be left out.
+
+    row: where the examples stand in a batch whose checksum is wanted. It is left out where nothing was compiled.
 
     Guarantees: an out is written to once, with what it is in the end, and never read: who sees it while it is written
         sees nothing else (contract test: tests/kernels/test_written_once.py).
@@ -105,14 +116,18 @@ def encode(
         ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
         form = _form(matrix, len(ranges), prime, False, ranges)
         quantised = torch.empty(values.shape, dtype=torch.int32) if keep else None
-        if compiled_field.encode(library, form, values, 2.0**exponent, words, inputs, noise, outs, quantised):
-            return quantised
+        weights = None if row is None or words is not None else _weights()
+        scale = 2.0**exponent
+        given = (form, values, scale, words, inputs, noise, outs, quantised, weights, row or 0)
+        checksum = compiled_field.encode(library, *given)
+        if checksum is not None:
+            return Encoded(quantised, None if weights is None else checksum)
     made = [None if out is None else torch.empty_like(out) for out in outs]
-    quantised = reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=made)
-    for out, row in zip(outs, made, strict=True):
-        if out is not None and row is not None:
-            out.copy_(row)
-    return quantised
+    encoded = Encoded(reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=made))
+    for out, share in zip(outs, made, strict=True):
+        if out is not None and share is not None:
+            out.copy_(share)
+    return encoded
 
 
 def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
@@ -164,7 +179,17 @@ def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
     """As reference.moments."""
     library = chosen()
     found = None if library is None else compiled_field.moments(library, values, 2.0**exponent)
-    return reference.moments(values, exponent) if found is None else found
+    return reference.moments(values, exponent) if found is None else found[1]
+
+
+def survey(values: Tensor, exponent: int) -> tuple[float, tuple[Tensor, Tensor] | None]:
+    """As reference.survey."""
+    library, floats = chosen(), values.is_floating_point()
+    found = compiled_field.moments(library, values, 2.0**exponent) if library is not None and floats else None
+    if found is None:
+        return reference.survey(values, exponent)
+    largest, made = found
+    return largest, made if reference.countable(largest, exponent) else None
 
 
 def checksum(values: Tensor, exponent: int | None = None) -> int:

@@ -171,6 +171,7 @@ def dequantise(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------
 CHECKSUM_TILE = 1024
+_COUNTED = 2.0**12
 
 
 def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
@@ -182,6 +183,17 @@ def moments(values: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
     squares = integers.square()
     rows, columns = (torch.stack([integers.sum(axes), squares.sum(axes)], dim=1) for axes in ((1, 2), (0, 2)))
     return rows, columns
+
+
+def survey(values: Tensor, exponent: int) -> tuple[float, tuple[Tensor, Tensor] | None]:
+    """largest_magnitude(values), of floats, and their moments; none if they have none at this scale."""
+    largest = largest_magnitude(values)
+    return largest, moments(values, exponent) if countable(largest, exponent) else None
+
+
+def countable(largest: float, exponent: int) -> bool:
+    """Whether `moments` are for values up to this magnitude; never, if it is no number."""
+    return largest * 2.0**exponent <= _COUNTED
 
 
 def checksum(quantised: Tensor) -> int:

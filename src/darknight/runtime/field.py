@@ -22,7 +22,7 @@ from darknight.randomness import rounding_words
 from darknight.runtime.layer import Layer, NewWeights, Saved, SentWeights
 from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
-from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent, weight_sizes
+from darknight.runtime.scales import TOO_LONG, gradient_exponent, input_exponent, survey, weight_sizes
 from darknight.types import Pass
 
 T = TypeVar("T")
@@ -101,14 +101,13 @@ class FieldCalls:
         finish: Finish | None = None,
     ) -> tuple[Tensor, Saved]:
         values = _wide(x)
-        largest = self._largest(values)
 
         def attempt(exponent: int, further: bool) -> tuple[Tensor, Saved]:
-            operand = Operand(values, exponent, largest)
+            operand = Operand(values, exponent, found.largest)
             at_once = finish if dtype == torch.float32 else None
             y, saved = self._products.forward(layer, op, operand, weights, keep, further=further, finish=at_once)
             with phase("checksum"):
-                saved.exponent, saved.largest = exponent, largest
+                saved.exponent, saved.largest = exponent, found.largest
                 saved.checksum = operand.checksum if keep else 0
                 # Of the first scale, if this is a smaller one: powers of two, and nothing else, are between them.
                 saved.sizes = None if sizes is None else sizes.times(2.0 ** (exponent - first))
@@ -117,8 +116,11 @@ class FieldCalls:
                 return result if finish is None or y.finished else finish.applied(result), saved
 
         with phase("scale"):
-            first, sizes = input_exponent(self._arithmetic, op, values, largest, weights, self._certain)
-        return self._repeated(layer, largest, first, attempt)
+            counted, bits = not self._certain, self._arithmetic.bits
+            found = survey(op, values, bits, counted=counted, guess=layer.input_exponent)
+            layer.input_exponent = found.exponent
+            first, sizes = input_exponent(self._arithmetic, op, values, found, weights, self._certain)
+        return self._repeated(layer, found.largest, first, attempt)
 
     def backward(
         self,
@@ -130,8 +132,11 @@ class FieldCalls:
         dtypes: dict[Pass, torch.dtype],
         known: float | None = None,
     ) -> dict[Pass, Tensor]:
-        values = _wide(delta)
-        largest = self._largest(values, known)
+        values, op = _wide(delta), saved.weights.op
+        with phase("scale"):
+            counted, bits = not (self._certain and self._certain_weight), self._arithmetic.bits
+            found = survey(op, values, bits, counted=counted, known=known, guess=layer.gradient_exponent)
+            layer.gradient_exponent = found.exponent
         operand = Operand(_wide(x), saved.exponent, saved.largest)
         with phase("checksum"):
             changed = Pass.GRAD_WEIGHT in passes and operand.checksum != saved.checksum
@@ -143,7 +148,7 @@ class FieldCalls:
             )
 
         def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
-            rounded = Operand(values, exponent, largest, words)
+            rounded = Operand(values, exponent, found.largest, words)
             results = self._products.backward(layer, saved, operand, rounded, passes, further=further)
             with phase("decode"):
                 return {kind: results[kind].to(dtypes[kind]) for kind in passes}
@@ -151,20 +156,16 @@ class FieldCalls:
         with phase("scale"):
             exponent = gradient_exponent(
                 self._arithmetic,
-                saved.weights.op,
+                op,
                 values,
-                largest,
+                found,
                 operand,
                 saved.sizes,
                 saved.weights,
                 certain_input=self._certain,
                 certain_weight=self._certain_weight,
             )
-        return self._repeated(layer, largest, exponent, attempt)
-
-    def _largest(self, values: Tensor, known: float | None = None) -> float:
-        with phase("scale"):
-            return known if known is not None and isfinite(known) else largest_magnitude(values)
+        return self._repeated(layer, found.largest, exponent, attempt)
 
     def _repeated(self, layer: Layer, largest: float, exponent: int, attempt: Callable[[int, bool], T]) -> T:
         """`attempt` at the first scale, from `exponent` down, whose results stay in range."""

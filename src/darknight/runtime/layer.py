@@ -57,8 +57,9 @@ class Layer:
     gradients counts its backward passes: the index of the rounding, so that repeating or recomputing a forward pass
     does not shift it. earlier: the weights before the present ones, to recognise a worker that computes with them.
     input_bound and gradient_bound are C1 of Real arithmetic; None until first seen, unless the
-    input's was declared. home: it is computed in the enclave, in floats, because that is cheaper. free: nobody asked
-    for its place, so a state that is loaded decides. moved: called when it did.
+    input's was declared. input_exponent and gradient_exponent: of the bits that the last ones filled; they are tried
+    first, and decide nothing. home: it is computed in the enclave, in floats, because that is cheaper. free: nobody
+    asked for its place, so a state that is loaded decides. moved: called when it did.
     """
 
     name: str
@@ -66,6 +67,8 @@ class Layer:
     declared: bool = False
     input_bound: float | None = None
     gradient_bound: float | None = None
+    input_exponent: int | None = None
+    gradient_exponent: int | None = None
     gradients: int = 0
     home: bool = False
     free: bool = False

@@ -21,7 +21,8 @@ class Operand:
     """A batch times 2^exponent, rounded: to nearest, or with `words` at random. largest: of the values' magnitudes.
 
     It is quantised when it is masked, in the same pass. What is rounded to nearest is rounded again where it is read,
-    rather than written down; the integers are there for whoever asks for them.
+    rather than written down; the integers are there for whoever asks for them. first: the place of its examples in the
+    batch that it is a part of.
     """
 
     values: Tensor
@@ -29,6 +30,9 @@ class Operand:
     largest: float
     words: Tensor | None = field(default=None, repr=False)
     _integers: Tensor | None = field(default=None, repr=False)
+    first: int = 0
+    _parts: list[Operand] = field(default_factory=list, repr=False)
+    _checksum: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,7 +43,9 @@ class Operand:
         if self.values.dtype != torch.float32:
             self.integers  # noqa: B018 - once, for all parts
         words, integers = (None if each is None else each[examples] for each in (self.words, self._integers))
-        return Operand(self.values[examples], self.exponent, self.largest, words, integers)
+        part = Operand(self.values[examples], self.exponent, self.largest, words, integers, self.first + examples.start)
+        self._parts.append(part)
+        return part
 
     @property
     def integers(self) -> Tensor:
@@ -59,15 +65,25 @@ class Operand:
 
     @property
     def checksum(self) -> int:
+        """Of the integers of a whole batch: as found while they were masked, where they were; else they are read."""
+        parts = self._parts or [self]
+        known = [part._checksum for part in parts if part._checksum is not None]
+        if len(known) == len(parts) and sum(len(part.values) for part in parts) == len(self.values):
+            return sum(known) % 2**64
         numbers = self.numbers
         return checksum(numbers.values, numbers.exponent) if isinstance(numbers, Rounded) else checksum(numbers)
 
-    def shares(self, mixing: Mixing, prime: int, stream: Stream, rooms: Mapping[int, Tensor]) -> MaskedShares:
-        """By worker, (group, *feature), masked with noise from `stream`; in its room, if there is one and it can be."""
+    def shares(
+        self, mixing: Mixing, prime: int, stream: Stream, rooms: Mapping[int, Tensor], *, summed: bool = False
+    ) -> MaskedShares:
+        """By worker, (group, *feature), masked with noise from `stream`; in its room, if there is one and it can be.
+
+        summed: its checksum will be asked for.
+        """
         if self._integers is not None or self.values.dtype != torch.float32:
             return coding.encode_shares(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream)
         bound = math.floor(self.largest * 2.0**self.exponent) + 1
-        shares, self._integers = coding.encode_values(
+        shares, (self._integers, self._checksum) = coding.encode_values(
             mixing,
             self.values,
             self.exponent,
@@ -76,6 +92,7 @@ class Operand:
             prime=prime,
             stream=stream,
             keep=self.words is not None,
+            row=self.first if summed else None,
             rooms=rooms,
         )
         return shares

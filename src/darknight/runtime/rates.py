@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from darknight.coding import Field, Scheme, draw_code, field
-from darknight.coding.fixed_point import checksum, largest_magnitude, moments
+from darknight.coding.fixed_point import checksum, survey
 from darknight.integrity import verified_forward, verified_grad_weight
 from darknight.ops import Conv, Linear
 from darknight.ops.cost import Rates, Sharing
@@ -140,8 +140,7 @@ def _checks(x: Tensor) -> tuple[float, float, float]:
 
 
 def _surveyed(x: Tensor) -> None:
-    largest_magnitude(x)
-    moments(x.flatten(2), _EXPONENT)
+    survey(x.flatten(2), _EXPONENT)
     checksum(x.view(torch.int32))
 
 

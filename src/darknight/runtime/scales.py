@@ -11,12 +11,14 @@ A scale is a function of the values alone, so a pass that is computed again give
 from __future__ import annotations
 
 import math
-from math import prod
+from dataclasses import dataclass
+from math import isfinite, prod
 
 from torch import Tensor
 
 from darknight.coding import Field
 from darknight.coding.fixed_point import exponent_for, largest_magnitude, moments
+from darknight.coding.fixed_point import survey as surveyed_at
 from darknight.errors import EncodingError
 from darknight.ops import BilinearOp
 from darknight.runtime.layer import SentWeights
@@ -30,12 +32,51 @@ TOO_LONG = (
 _PEAK = 6.0  # peak of a sum of independent terms over its standard deviation
 
 
-def _surveyed(op: BilinearOp, values: Tensor, exponent: int) -> tuple[Sizes, Sizes]:
-    """Of round(values * 2^exponent), or of integers: by example, and by channel."""
+@dataclass(frozen=True)
+class Survey:
+    """Of a batch: the largest magnitude, the exponent at which that fills the bits, and the sizes of what the batch is
+    rounded to there, by example and by channel, if they were counted.
+    """
+
+    largest: float
+    exponent: int
+    by_example: Sizes | None = None
+    by_channel: Sizes | None = None
+
+
+def survey(
+    op: BilinearOp, values: Tensor, bits: int, *, counted: bool, known: float | None = None, guess: int | None = None
+) -> Survey:
+    """known: the largest magnitude, if somebody knows it; one that is infinite says nothing.
+
+    guess: the exponent, probably. Then the largest magnitude and the sizes are found in one pass, and the sizes once
+    more if it is another one. What is found does not depend on it.
+    """
+    largest, found = known if known is not None and isfinite(known) else None, None
+    if largest is None:
+        if counted and guess is not None:
+            largest, found = surveyed_at(_by_channel(op, values), guess)
+        else:
+            largest = largest_magnitude(values)
+    exponent = exponent_for(largest, bits)
+    if not counted:
+        return Survey(largest, exponent)
+    if found is None or exponent != guess:
+        found = moments(_by_channel(op, values), exponent)
+    return Survey(largest, exponent, *_sizes(op, values, found))
+
+
+def _by_channel(op: BilinearOp, values: Tensor) -> Tensor:
+    """(row, channel, rest)"""
     rows = op.rows(values)
-    by_row, by_channel = moments(rows.reshape(*rows.shape[:2], prod(rows.shape[2:])), exponent)
+    return rows.reshape(*rows.shape[:2], prod(rows.shape[2:]))
+
+
+def _sizes(op: BilinearOp, values: Tensor, moments: tuple[Tensor, Tensor]) -> tuple[Sizes, Sizes]:
+    """By example, and by channel."""
+    by_row, by_channel = moments
     by_example = by_row.view(values.shape[0], -1, 2).sum(1)
-    return Sizes.of(by_example, values[0].numel()), Sizes.of(by_channel, values.numel() // max(1, rows.shape[1]))
+    return Sizes.of(by_example, values[0].numel()), Sizes.of(by_channel, values.numel() // max(1, len(by_channel)))
 
 
 def weight_sizes(op: BilinearOp, shape: tuple[int, ...], moments: tuple[Tensor, Tensor]) -> tuple[Sizes, Sizes]:
@@ -51,26 +92,23 @@ def _of_weights(weights: SentWeights) -> tuple[Sizes, Sizes]:
 
 
 def input_exponent(
-    arithmetic: Field, op: BilinearOp, x: Tensor, largest: float, weights: SentWeights, certain: bool
+    arithmetic: Field, op: BilinearOp, x: Tensor, found: Survey, weights: SentWeights, certain: bool
 ) -> tuple[int, Sizes | None]:
-    """The exponent of x, from x and the weights; and the sizes of x by channel at that scale, if they are known.
-
-    largest: the largest magnitude, here and below.
-    """
-    exponent = exponent_for(largest, arithmetic.bits)
+    """The exponent of x, from x and the weights; and the sizes of x by channel at that scale, if they are known."""
     if certain:
         reach = op.fan_in(weights.tensor.double(), tuple(x.shape))
-        return _lowered(exponent, largest, reach, arithmetic.prime), None
-    by_example, by_channel = _surveyed(op, x, exponent)
-    over = _bits_over(by_example, _of_weights(weights)[0], arithmetic.prime)
-    return exponent - over, by_channel.times(2.0**-over)
+        return _lowered(found.exponent, found.largest, reach, arithmetic.prime), None
+    assert found.by_example is not None
+    assert found.by_channel is not None
+    over = _bits_over(found.by_example, _of_weights(weights)[0], arithmetic.prime)
+    return found.exponent - over, found.by_channel.times(2.0**-over)
 
 
 def gradient_exponent(
     arithmetic: Field,
     op: BilinearOp,
     delta: Tensor,
-    largest: float,
+    found: Survey,
     x: Operand,
     inputs: Sizes | None,
     weights: SentWeights,
@@ -82,13 +120,12 @@ def gradient_exponent(
 
     inputs: the sizes of x by channel, if they are known.
     """
-    first = exponent_for(largest, arithmetic.bits)
-    w, prime = weights.tensor, arithmetic.prime
-    by_example, by_channel = _surveyed(op, delta, first)
+    first, w, prime = found.exponent, weights.tensor, arithmetic.prime
     if certain_input:
-        exponent = _lowered(first, largest, op.fan_out(w.double(), x.shape), prime)
+        exponent = _lowered(first, found.largest, op.fan_out(w.double(), x.shape), prime)
     else:
-        exponent = first - _bits_over(by_example, _of_weights(weights)[1], prime)
+        assert found.by_example is not None
+        exponent = first - _bits_over(found.by_example, _of_weights(weights)[1], prime)
     if certain_weight:
         # One element of the gradient meets each element of delta at most once, in one output channel.
         scaled = op.rows(delta.mul(2.0**first)).transpose(0, 1).flatten(1)
@@ -99,8 +136,9 @@ def gradient_exponent(
             if exponent <= first - arithmetic.bits:
                 raise EncodingError(TOO_LONG)
         return exponent
-    met = _surveyed(op, x.integers, 0)[1] if inputs is None else inputs
-    return min(exponent, first - _bits_over(met, by_channel, prime))
+    assert found.by_channel is not None
+    met = _sizes(op, x.integers, moments(_by_channel(op, x.integers), 0))[1] if inputs is None else inputs
+    return min(exponent, first - _bits_over(met, found.by_channel, prime))
 
 
 def _bits_over(values: Sizes, others: Sizes, prime: int) -> int:
