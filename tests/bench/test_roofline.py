@@ -48,13 +48,13 @@ def test_a_training_step_of_one_layer_by_hand():
     came = 4 * SHARE_Y, 4 * SHARE_X, 5 * W  # y, the gradient of x, that of the weight
     assert floor.apart == {
         "weights": moved(2 * W, W + W // 2),
-        "scale": moved(2 * X + 2 * Y, 0),
+        "scale": moved(X + Y, 0),
         "encode": moved(
             X + SHARE_X + Y + SHARE_Y + Y + X,  # values, noise, rounding words, x once more
             sent[0] + SHARE_X + X + sent[1] + SHARE_Y + Y + X,
         ),
-        "checksum": moved(2 * X, 0),
-        "keystream": moved(0, Y),
+        "checksum": moved(X, 0),
+        "rounding": moved(0, Y),
         LINKS: moved(W, W),  # shares are made, and answers read, where they lie
         "decode": moved(sum(came), 2 * (Y + X + W)),
         "check": moved(3 * (X + Y + W), 0),

@@ -336,6 +336,7 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
     assert torch.equal(kernels.quantise_nearest(values, 4), reference.quantise_nearest(values, 4))
     assert kernels.largest_magnitude(values) == 3.0
     assert kernels.cut_words(torch.tensor([7, 3, 12], dtype=torch.int32), 7, 4).tolist() == [0]
+    assert torch.equal(kernels.rounding_words(5, 1, 2), reference.rounding_words(5, 1, 2))
     given = {"inputs": 2, "largest": 64, "outs": [None] * 4, "keep": False, "row": 0}
     masked = kernels.encode(values, 4, None, systematic(2), torch.zeros(1, 1, 5, dtype=torch.int32), prime, **given)
     assert torch.equal(masked.quantised, reference.quantise_nearest(values, 4))
@@ -344,6 +345,14 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
     kernels.unmask([[1]], [torch.full((2, 5), prime - 1, dtype=torch.int32)], prime, 1, out=out, floats=floats)
     assert out.unique().tolist() == [-1]
     assert floats.unique().tolist() == [-0.5]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 1024, 5003])
+def test_words_of_the_rounding_agree_with_the_reference(library, count):
+    for key, other in ((0, 0), (2**32 - 1, 2**32 - 1), (0x12345678, 0x9ABCDEF0)):
+        words = reference.rounding_words(count, key, other)
+        assert torch.equal(compiled_field.rounding_words(library, count, key, other), words)
+        assert len(words.unique()) == count  # it is a bijection
 
 
 # --- beyond the end ---------------------------------------------------------------------------------------------------
@@ -386,6 +395,7 @@ for kind in sys.argv[2:]:
         library.unchanged(x, examples * n, 2.0, q)
         places = at_the_end(8 * 4)
         library.below(words, examples * n, 7, 4, places, 4)
+        library.rounding(words, 0, examples * n, 5, 6)
 print("done")
 """
 )

@@ -62,6 +62,7 @@ for kind in ("", "plain_"):
         for value in (-(2.0**60), float("nan")):
             test_field.test_at_a_scale_that_is_too_large_the_magnitude_is_found_all_the_same(library, shape, value)
     test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
+    test_field.test_words_of_the_rounding_agree_with_the_reference(library, 5003)
     test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
     test_residues.try_everything(compiled_residues.Library.loaded(kind))
     for positions in test_unmasking.POSITIONS:

@@ -152,7 +152,7 @@ def words(draw: random.Random) -> Run:
 
     def run() -> object:
         cut = drawn.clone()
-        return kernels.cut_words(cut, 2**28 - 1, last), cut
+        return kernels.cut_words(cut, 2**28 - 1, last), cut, kernels.rounding_words(len(drawn), last, 7)
 
     return run
 

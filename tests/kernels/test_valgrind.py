@@ -18,7 +18,7 @@ from kernels import test_depthwise, test_field, test_layers, test_real, test_res
 from kernels.recording import REPLAY, Recording
 from kernels.test_residues import usable
 
-NAMES = ("combine", "encode", "largest", "quantise", "unchanged", "below", "moments", "checksum")
+NAMES = ("combine", "encode", "largest", "quantise", "unchanged", "below", "moments", "checksum", "rounding")
 NAMES += (
     "weigh",
     "fold",
@@ -55,6 +55,7 @@ def call_everything() -> None:
         test_field.test_moments_agree_with_the_reference_at_their_largest_too(library, (2, 3, 1300))
         test_field.test_checksums_agree_with_the_reference(library, (5, 2, 2049))
         test_field.test_words_are_cut_and_those_too_large_are_found_in_order(library, 5, 5000)
+        test_field.test_words_of_the_rounding_agree_with_the_reference(library, 5003)
         test_residues.try_everything(compiled_residues.Library.loaded(kind), 10)
         for positions in test_unmasking.POSITIONS:
             function = compiled_unmasking.chosen.__wrapped__(kind)  # loaded again, and not as it was remembered

@@ -25,7 +25,7 @@ def masked(values, cuts, summed=True) -> Operand:
     mixing = draw_code(scheme, randomness.fresh()).A
     operand = Operand(values, 7, float(values.abs().max()))
     for part in [operand.part(cut) for cut in cuts] or [operand]:
-        part.shares(mixing, scheme.arithmetic.prime, randomness.fresh(), summed=summed)
+        part.shares(mixing, scheme.arithmetic.prime, randomness.fresh(), {}, summed=summed)
     return operand
 
 

@@ -72,7 +72,7 @@ def test_ordinary_values_keep_all_their_bits():
         assert input_exponent(dk.Field(), case.op, x, found, weights, False)[0] == exponent_for(largest, 10)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_a_survey_does_not_depend_on_what_was_guessed_or_known(case):
     from darknight.runtime.scales import survey
 

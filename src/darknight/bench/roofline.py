@@ -7,16 +7,16 @@ gradient):
     phase       a pass of its own reads -> writes                          joined with its neighbours
     weights     w, its integers (the same?); w -> integers, and those      w -> integers
                 before -> half as many bytes
-    scale       x (its largest), x (its moments)                           nothing: whoever writes x knows them
+    scale       x (its largest and its moments)                            nothing: whoever writes x knows them
     encode      x, noise -> shares, integers, noise                        x -> shares
-    checksum    integers of x                                              nothing
+    checksum    x, in the backward pass                                    nothing
     links       weights -> weights                                         nothing: made where they lie
     decode      answers -> integers, floats                                answers -> floats
     check       integers of both factors and of the product                nothing: summed while they pass
     optimizer   weight, gradient, momentum -> weight, momentum             the same
     what stays  as torch reads and writes it, operation by operation       the same
 
-A backward pass is the same with delta: its rounding words (keystream) are written and read, and x is quantised again.
+A backward pass is the same with delta: the words of its rounding are written and read, and x is quantised again.
 A product that stays in the enclave reads its factors and writes its result; its arithmetic is not in here.
 All of it is a bound from below: what is computed between reading and writing, and Python, come on top.
 """
@@ -164,8 +164,7 @@ def _forward(product: Product, network: Network, candidate: Candidate, traffic: 
         yield _needed("weights", read=w, written=w)
         yield _spared("weights", read=w, written=w // 2)
         yield _spared(LINKS, read=w, written=w)  # one copy for all workers of a machine
-        yield _spared("checksum", read=x)
-    yield _spared("scale", read=2 * x)
+    yield _spared("scale", read=x)
     yield _needed("encode", read=x, written=traffic.input_shares)
     yield _spared("encode", read=noise, written=noise + x)
     yield _needed("decode", read=traffic.outputs, written=y)
@@ -177,8 +176,8 @@ def _backward(product: Product, network: Network, candidate: Candidate, traffic:
     x, y, w = _sizes(product, network)
     asked = candidate.workers if product.grad_input else candidate.base_workers
     noise = traffic.gradient_shares // (asked - candidate.seeded) * candidate.colluders
-    yield _spared("scale", read=2 * y)
-    yield _spared("keystream", written=y)
+    yield _spared("scale", read=y)
+    yield _spared("rounding", written=y)
     yield _needed("encode", read=y, written=traffic.gradient_shares)
     yield _spared("encode", read=y + noise, written=noise + y)  # the words of the rounding, and the noise
     yield _spared("encode", read=x, written=x)  # x, quantised again

@@ -27,6 +27,7 @@ _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_floa
 _INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN are above
 _TILE = 1024  # numbers at a time, in field.c: where threads divide a run
 _CHECKSUMS = 1 << 64
+_WORDS = 1 << 32
 _LONG = 1 << 14  # numbers in a row whose checksum is worth a call
 
 Range = tuple[int, int]
@@ -58,6 +59,7 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "below": ((_POINTER, _NUMBER, _INT, _INT, _POINTER, _NUMBER), _NUMBER),
     "moments": ((_POINTER, _POINTER, *(_NUMBER,) * 3, _FLOAT, _POINTER, _POINTER), _INT),
     "checksum": ((_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
+    "rounding": ((_POINTER, ctypes.c_uint32, _NUMBER, ctypes.c_uint32, ctypes.c_uint32), None),
 }
 _VERSIONS = {"combine": 2, "encode": 3, "moments": 2, "checksum": 2}  # of their interfaces; of the others, 1
 
@@ -74,6 +76,7 @@ class Library:
     below: Function
     moments: Function
     checksum: Function
+    rounding: Function
 
     @classmethod
     def loaded(cls, kind: str = "") -> Library | None:
@@ -335,6 +338,17 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
 
     threads.split(some, values.numel(), values.numel(), _TILE)
     return quantised
+
+
+def rounding_words(library: Library, count: int, key: int, other: int) -> Tensor:
+    """As reference.rounding_words."""
+    words = torch.empty(count, dtype=torch.int32)
+
+    def some(first: int, last: int) -> None:
+        library.rounding(words.data_ptr() + 4 * first, first % _WORDS, last - first, key, other)
+
+    threads.split(some, count, count, _TILE)
+    return words
 
 
 def unchanged(library: Library, values: Tensor, scale: float, quantised: Tensor) -> float | None:

@@ -177,6 +177,18 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
     return found;
 }
 
+/* Words for stochastic rounding: what a bijection, which two keys choose, makes of the numbers from `first` on, modulo
+ * 2^32. */
+INLINE void rounding(uint32_t *restrict out, uint32_t first, int64_t n, uint32_t key, uint32_t other) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t h = (first + (uint32_t)i) * 0x9E3779B9u + key;
+        h = (h ^ (h >> 16)) * 0x21F0AAADu;
+        h ^= other;
+        h = (h ^ (h >> 15)) * 0xD35A2D97u;
+        out[i] = h ^ (h >> 15);
+    }
+}
+
 /* Sums and sums of squares of a run, of magnitudes up to 2^12: a block's squares fit 32 bits. */
 INLINE void moments_of(const int32_t *restrict q, int64_t n, int64_t *sum, int64_t *squares) {
     for (int64_t start = 0; start < n; start += BLOCK) {
@@ -338,6 +350,8 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         int64_t *rows, int64_t *columns
 #define CHECKSUM const int32_t *q, const float *x, float scale, int64_t rows, int64_t n, const uint32_t *weights
 
+#define ROUNDING uint32_t *out, uint32_t first, int64_t n, uint32_t key, uint32_t other
+
 #define MASKING(name, wide, attribute)                                                                                \
     attribute static void combine_##name(COMBINE) {                                                                   \
         combine(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n, outside,   \
@@ -355,7 +369,8 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
     attribute static int32_t moments_##name(MOMENTS) {                                                                \
         return moments(x, integers, outer, channels, inner, scale, rows, columns, avx2);                              \
     }                                                                                                                 \
-    attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }
+    attribute static uint64_t checksum_##name(CHECKSUM) { return checksum(q, x, scale, rows, n, weights); }           \
+    attribute static void rounding_##name(ROUNDING) { rounding(out, first, n, key, other); }
 
 VARIANT(plain, 0, )
 #if defined(__x86_64__)
@@ -371,6 +386,7 @@ static int32_t (*unchanged_chosen)(UNCHANGED) = unchanged_plain;
 static int64_t (*below_chosen)(BELOW) = below_plain;
 static int32_t (*moments_chosen)(MOMENTS) = moments_plain;
 static uint64_t (*checksum_chosen)(CHECKSUM) = checksum_plain;
+static void (*rounding_chosen)(ROUNDING) = rounding_plain;
 
 __attribute__((constructor)) static void choose(void) {
 #if defined(__x86_64__)
@@ -384,6 +400,7 @@ __attribute__((constructor)) static void choose(void) {
         below_chosen = below_avx2;
         moments_chosen = moments_avx2;
         checksum_chosen = checksum_avx2;
+        rounding_chosen = rounding_avx2;
     }
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
@@ -410,7 +427,8 @@ __attribute__((constructor)) static void choose(void) {
     int32_t darknight_moments_##kind##2(MOMENTS) {                                                                    \
         return moments_##name(x, integers, outer, channels, inner, scale, rows, columns);                             \
     }                                                                                                                 \
-    uint64_t darknight_checksum_##kind##2(CHECKSUM) { return checksum_##name(q, x, scale, rows, n, weights); }
+    uint64_t darknight_checksum_##kind##2(CHECKSUM) { return checksum_##name(q, x, scale, rows, n, weights); }        \
+    void darknight_rounding_##kind##1(ROUNDING) { rounding_##name(out, first, n, key, other); }
 
 NAMED(, chosen)
 NAMED(plain_, plain)

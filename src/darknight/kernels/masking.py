@@ -122,12 +122,7 @@ def encode(
         checksum = compiled_field.encode(library, *given)
         if checksum is not None:
             return Encoded(quantised, None if weights is None else checksum)
-    made = [None if out is None else torch.empty_like(out) for out in outs]
-    encoded = Encoded(reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=made))
-    for out, share in zip(outs, made, strict=True):
-        if out is not None and share is not None:
-            out.copy_(share)
-    return encoded
+    return Encoded(reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs))
 
 
 def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
@@ -142,6 +137,14 @@ def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
     library = chosen()
     found = None if library is None else compiled_field.quantise(library, values, 2.0**exponent, words)
     return reference.quantise_stochastic(values, exponent, words) if found is None else found
+
+
+def rounding_words(count: int, key: int, other: int) -> Tensor:
+    """As reference.rounding_words."""
+    library = chosen()
+    if library is None:
+        return reference.rounding_words(count, key, other)
+    return compiled_field.rounding_words(library, count, key, other)
 
 
 def largest_magnitude(values: Tensor) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 # A coefficient and a residue are both below 2^28, so a product is below 2^56 and this many of them fit an int64.
 _TERMS_BETWEEN_REDUCTIONS = 64
 _FLOAT32_EXPONENTS = 90
+_ALL = (1 << 32) - 1
 _CHUNK = 1 << 20  # elements converted to float64 at a time: they stay in cache between conversion and product
 
 
@@ -116,6 +117,17 @@ def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
     lower = scaled.floor()
     uniforms = words.bitwise_and((1 << 24) - 1).to(torch.float32).mul_(2.0**-24)
     return lower.add_(uniforms < scaled.sub_(lower)).to(torch.int32)
+
+
+def rounding_words(count: int, key: int, other: int) -> Tensor:
+    """int32 for quantise_stochastic: what a bijection of 32 bits, which two keys of 32 bits choose, makes of 0, 1, ...
+
+    Beyond 2^32 they repeat. They are to be uniform; nobody has to be unable to tell them from random ones.
+    """
+    word = torch.arange(count).mul_(0x9E3779B9).add_(key).bitwise_and_(_ALL)
+    for shift, factor, mixed in ((16, 0x21F0AAAD, other), (15, 0xD35A2D97, 0)):
+        word = word.bitwise_xor_(word >> shift).mul_(factor).bitwise_and_(_ALL).bitwise_xor_(mixed)
+    return word.bitwise_xor_(word >> 15).to(torch.int32)
 
 
 def largest_magnitude(values: Tensor) -> float:

@@ -1,7 +1,8 @@
 """Random words for stochastic rounding: a public function of where they are used, never drawn from a stream.
 
 A retry, a recomputation or another number of inputs per virtual batch must not shift them, so they are indexed by
-(seed, layer, call, kind, element). They need no secrecy.
+(seed, layer, call, kind, element). They need no secrecy, and no cipher: two keys from a hash of the others choose a
+function of the element (docs/adr/0038).
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from darknight.randomness.keystream import Stream
+from darknight import kernels
 
 
 def rounding_words(shape: Sequence[int], *, seed: int, layer: str, call: int, kind: str) -> Tensor:
@@ -22,6 +23,6 @@ def rounding_words(shape: Sequence[int], *, seed: int, layer: str, call: int, ki
 
     kernels.quantise_stochastic makes a fraction of 2^24 of them.
     """
-    index = json.dumps(["darknight/rounding/v1", seed, layer, call, kind]).encode()
-    stream = Stream(hashlib.sha256(index).digest(), 0)
-    return stream.words(math.prod(shape), torch.int32).view(tuple(shape))
+    index = json.dumps(["darknight/rounding/v2", seed, layer, call, kind]).encode()
+    key, other = struct.unpack("<2I", hashlib.sha256(index).digest()[:8])
+    return kernels.rounding_words(math.prod(shape), key, other).view(tuple(shape))

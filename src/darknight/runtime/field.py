@@ -142,7 +142,7 @@ class FieldCalls:
             changed = Pass.GRAD_WEIGHT in passes and operand.checksum != saved.checksum
         if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
-        with phase("keystream"):
+        with phase("rounding"):
             words = rounding_words(
                 delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
             )
