@@ -50,14 +50,14 @@ def test_a_training_step_of_one_layer_by_hand():
         "weights": moved(2 * W, W + W // 2),
         "scale": moved(X + Y, 0),
         "encode": moved(
-            X + SHARE_X + Y + SHARE_Y + Y + X,  # values, noise, rounding words, x once more
-            sent[0] + SHARE_X + X + sent[1] + SHARE_Y + Y + X,
+            X + SHARE_X + Y + SHARE_Y + Y,  # values, noise, words of the rounding
+            sent[0] + SHARE_X + sent[1] + SHARE_Y + Y,  # shares, noise, integers of the gradient
         ),
         "checksum": moved(X, 0),
         "rounding": moved(0, Y),
         LINKS: moved(W, W),  # shares are made, and answers read, where they lie
-        "decode": moved(sum(came), 2 * (Y + X + W)),
-        "check": moved(3 * (X + Y + W), 0),
+        "decode": moved(sum(came), Y + X + W),
+        "check": moved(2 * (X + Y + W), 0),
         "optimizer": moved(3 * 16, 2 * 16),
         KEPT: Moved(read=60, written=40),
     }
@@ -76,13 +76,13 @@ def test_inference_sends_no_weights_and_has_nothing_behind_it():
     assert floor.apart.keys() == {"weights", "scale", "encode", "decode", "check", KEPT}
     assert floor.apart["weights"] == moved(2 * W, 0)  # that they did not change is seen every time
     assert floor.sealed == 4 * (3 * SHARE_X + 4 * SHARE_Y)
-    assert floor.apart["check"] == moved(X + Y + W, 0)
+    assert floor.apart["check"] == moved(X + W, 0)
 
 
 def test_the_first_layer_has_no_gradient_of_its_input():
     whole, first = (floor_of(one_layer(grad_input=each), SCHEME, {"fc"}) for each in (True, False))
     assert whole.apart["decode"].read - first.apart["decode"].read == 4 * 4 * SHARE_X
-    assert whole.apart["check"].read - first.apart["check"].read == 4 * (X + Y + W)
+    assert whole.apart["check"].read - first.apart["check"].read == 4 * (Y + W)
 
 
 def test_a_layer_that_stays_reads_its_factors_and_writes_its_result():

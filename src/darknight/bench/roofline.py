@@ -8,15 +8,15 @@ gradient):
     weights     w, its integers (the same?); w -> integers, and those      w -> integers
                 before -> half as many bytes
     scale       x (its largest and its moments)                            nothing: whoever writes x knows them
-    encode      x, noise -> shares, integers, noise                        x -> shares
+    encode      x, noise -> shares, noise                                  x -> shares
     checksum    x, in the backward pass                                    nothing
     links       weights -> weights                                         nothing: made where they lie
-    decode      answers -> integers, floats                                answers -> floats
-    check       integers of both factors and of the product                nothing: summed while they pass
+    decode      answers -> floats                                          the same
+    check       both factors                                               nothing: summed while they pass
     optimizer   weight, gradient, momentum -> weight, momentum             the same
     what stays  as torch reads and writes it, operation by operation       the same
 
-A backward pass is the same with delta: the words of its rounding are written and read, and x is quantised again.
+A backward pass is the same with delta: the words of its rounding are written and read, and its integers written.
 A product that stays in the enclave reads its factors and writes its result; its arithmetic is not in here.
 All of it is a bound from below: what is computed between reading and writing, and Python, come on top.
 """
@@ -166,10 +166,9 @@ def _forward(product: Product, network: Network, candidate: Candidate, traffic: 
         yield _spared(LINKS, read=w, written=w)  # one copy for all workers of a machine
     yield _spared("scale", read=x)
     yield _needed("encode", read=x, written=traffic.input_shares)
-    yield _spared("encode", read=noise, written=noise + x)
+    yield _spared("encode", read=noise, written=noise)
     yield _needed("decode", read=traffic.outputs, written=y)
-    yield _spared("decode", written=y)
-    yield _spared("check", read=x + y + w)
+    yield _spared("check", read=x + w)
 
 
 def _backward(product: Product, network: Network, candidate: Candidate, traffic: Traffic) -> Iterator[_Stream]:
@@ -180,15 +179,12 @@ def _backward(product: Product, network: Network, candidate: Candidate, traffic:
     yield _spared("rounding", written=y)
     yield _needed("encode", read=y, written=traffic.gradient_shares)
     yield _spared("encode", read=y + noise, written=noise + y)  # the words of the rounding, and the noise
-    yield _spared("encode", read=x, written=x)  # x, quantised again
     yield _spared("checksum", read=x)
     yield _needed("decode", read=traffic.weight_gradients, written=w)
-    yield _spared("decode", written=w)
-    yield _spared("check", read=x + y + w)
+    yield _spared("check", read=x + y)
     if product.grad_input:
         yield _needed("decode", read=traffic.input_gradients, written=x)
-        yield _spared("decode", written=x)
-        yield _spared("check", read=x + y + w)
+        yield _spared("check", read=y + w)
 
 
 def _at_home(product: Product, network: Network) -> Iterator[_Stream]:
