@@ -5,7 +5,8 @@ every example and position. What is expected to leave the field's range is scale
 the same is noticed by the check in the second field and repeated at a smaller scale. Where no check can notice
 (`certain`), the scale is chosen so that nothing can leave the range.
 
-A scale is a function of the values alone, so a pass that is computed again gives the same bits: docs/adr/0006.
+A scale is a function of the values alone, so a pass that is computed again gives the same bits: docs/adr/0006. What is
+remembered of the call before is tried first, and decides nothing: docs/adr/0036.
 """
 
 from __future__ import annotations
