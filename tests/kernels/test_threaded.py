@@ -13,6 +13,7 @@ from darknight import kernels
 from darknight.kernels import (
     Weighing,
     compiled_depthwise,
+    compiled_few_rows,
     compiled_field,
     compiled_layers,
     compiled_real,
@@ -284,6 +285,17 @@ def depthwise(draw: random.Random) -> Run:
     )
 
 
+def few_rows(draw: random.Random) -> Run:
+    library, rows = compiled_few_rows.chosen(), draw.randint(1, 32)
+    inputs, outputs = draw.choice([(65, 97), (700, 50), (4200, 145), (1088, 1000)])
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    grad, bias = torch.randn(rows, outputs), torch.randn(outputs)
+    return lambda: (
+        compiled_few_rows.multiply(library, x, weight, bias),
+        compiled_few_rows.multiply_back(library, x, weight, grad, (True, True, True)),
+    )
+
+
 def real(draw: random.Random) -> Run:
     library, name = compiled_real.chosen(), draw.choice(sorted(SCHEMES))
     wide = draw.choice([torch.float32, torch.float64])
@@ -339,6 +351,7 @@ def large() -> dict[str, Run]:
     layers, convolutions = compiled_layers.chosen(), compiled_depthwise.chosen()
     x, groups, positions = torch.randn(examples, channels, *size), examples // inputs, size[0] * size[1]
     ones, weight, window = torch.ones(channels), torch.randn(channels, 1, 3, 3), Window((3, 3), (1, 1), (1, 1))
+    few, wide = torch.randn(examples, 1040), torch.randn(1040, 1040)
     noise = drawn_residues((1, groups, *x.shape[1:]), PRIME)
     answers = [drawn_residues((groups, channels, positions), PRIME) for _ in range(inputs + 1)]
     decoding, floats = [[int(i == j) for i in range(inputs)] + [-1] for j in range(inputs)], torch.empty_like(x)
@@ -376,13 +389,27 @@ def large() -> dict[str, Run]:
         "batch norm": normal,
         "pool": lambda: compiled_layers.pool(layers, x, window, keep=True),
         "depthwise": lambda: compiled_depthwise.convolve_back(convolutions, x, weight, x, window, (True, True, True)),
+        "few rows": lambda: compiled_few_rows.multiply_back(
+            compiled_few_rows.chosen(), few, wide, few, (True, True, True)
+        ),
         "new weights": lambda: kernels.requantise(x / 4, 8, 12, counted=True, earlier=None),
     }
 
 
 KERNELS = [combinations, unmasking, encoding, fixed_point, words, sums, unmasking_weighed, weighed, projected]
-KERNELS += [normalised, finished, pooled, depthwise, real, weights]
-LARGE = ["encode", "unmask", "weigh", "project", "largest", "batch norm", "pool", "depthwise", "new weights"]
+KERNELS += [normalised, finished, pooled, depthwise, few_rows, real, weights]
+LARGE = [
+    "encode",
+    "unmask",
+    "weigh",
+    "project",
+    "largest",
+    "batch norm",
+    "pool",
+    "depthwise",
+    "few rows",
+    "new weights",
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)

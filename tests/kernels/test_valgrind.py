@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from darknight.kernels import compiled_field, compiled_real, compiled_residues, compiled_unmasking
-from kernels import test_depthwise, test_field, test_layers, test_real, test_residues, test_unmasking, test_weights
+from kernels import (
+    test_depthwise,
+    test_few_rows,
+    test_field,
+    test_layers,
+    test_real,
+    test_residues,
+    test_unmasking,
+    test_weights,
+)
 from kernels.recording import REPLAY, Recording
 from kernels.test_residues import usable
 
@@ -34,6 +43,9 @@ NAMES += (
     "unmask",
     "convolve",
     "convolve_back",
+    "multiply",
+    "derive_x",
+    "derive_weight",
 )
 
 
@@ -72,6 +84,8 @@ def call_everything() -> None:
         test_layers.test_maxima_and_their_gradients_are_torchs(window, size)
     for case in test_depthwise.CASES:
         test_depthwise.try_every_kind(case)
+    for case in test_few_rows.CASES:
+        test_few_rows.try_every_kind(case)
 
 
 def call_one() -> None:

@@ -103,6 +103,7 @@ def libraries(wheel: Path) -> list[str]:
 def test_the_wheel_carries_the_compiled_kernels_and_they_are_used(wheel, python, tmp_path):
     assert [name.partition(".")[0] for name in sorted(libraries(wheel))] == [
         "darknight/kernels/_depthwise",
+        "darknight/kernels/_few_rows",
         "darknight/kernels/_field",
         "darknight/kernels/_layers",
         "darknight/kernels/_real",

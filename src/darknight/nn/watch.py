@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from darknight.errors import OpError
 from darknight.nn.behind import Sequence
 from darknight.nn.depthwise import convolved
+from darknight.nn.few_rows import multiplied
 from darknight.nn.flops import FlopCounter
 from darknight.nn.following import Following
 from darknight.nn.function import product
@@ -194,8 +195,10 @@ class Protection:
             return func(*args, **kwargs)
         path = self._active.paths[-1] if self._active.paths else ""
         ours = convolved(func, args, kwargs)
+        if ours is None:
+            ours = multiplied(func, args, kwargs)
         if ours is not None:
-            flops = 2 * ours.numel() * prod(_Call(*args, **kwargs).kernel)
+            flops = 2 * ours.numel() * prod(_Call(*args, **kwargs).terms)
             self.report.count(path, _name(func), ENCLAVE, why or self._reason(args, kwargs), flops)
             return ours
         key = (func, _shapes(args), _shapes(tuple(kwargs.values())))
@@ -272,6 +275,11 @@ class _Call:
     @property
     def kernel(self) -> tuple[int, ...]:
         return tuple(self.weight.shape[2:])
+
+    @property
+    def terms(self) -> tuple[int, ...]:
+        """How many numbers each output is a sum over, of a convolution of single channels or a linear map."""
+        return tuple(self.weight.shape[1:])
 
     def setting(self, place: int, name: str, default: Any) -> Any:
         value = self.rest[place] if place < len(self.rest) else self.named.get(name, default)

@@ -1,0 +1,240 @@
+"""Fully connected layers that stay in the enclave: the same training with our kernel and with torch's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import darknight as dk
+from darknight.kernels import compiled_few_rows
+from darknight.nn import few_rows
+from nn.three_ways import SCHEME
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(compiled_few_rows.chosen() is None, reason="nothing was compiled"),
+]
+
+
+class Head(nn.Module):
+    """Fully connected layers as people write them: a module, a function, with a bias and without; one is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = nn.Linear(20, 48)
+        self.first = nn.Linear(48, 33)
+        self.second = nn.Linear(33, 17, bias=False)
+        self.weight = nn.Parameter(torch.randn(5, 17) / 4)
+
+    def forward(self, x):
+        x = F.relu(self.second(F.relu(self.first(F.relu(self.sent(x))), inplace=True)))
+        return F.linear(x, self.weight)
+
+
+class Spy:
+    """How often the kernel was taken: forward, and backward with which gradients."""
+
+    def __init__(self, monkeypatch, smallest: int = 1) -> None:
+        self.forward, self.backward = [], []
+        multiply, multiply_back = compiled_few_rows.multiply, compiled_few_rows.multiply_back
+
+        def noted(library, x, weight, bias):
+            self.forward.append(tuple(x.shape))
+            return multiply(library, x, weight, bias)
+
+        def noted_back(library, x, weight, grad, wanted):
+            self.backward.append(tuple(wanted))
+            return multiply_back(library, x, weight, grad, wanted)
+
+        monkeypatch.setattr(compiled_few_rows, "multiply", noted)
+        monkeypatch.setattr(compiled_few_rows, "multiply_back", noted_back)
+        monkeypatch.setattr(few_rows, "_SMALLEST", smallest)
+
+
+def only_sent(name: str, module: nn.Module) -> bool:
+    return name == "sent"
+
+
+def nothing(name: str, module: nn.Module) -> bool:
+    return False
+
+
+def trained(monkeypatch, kernels: bool):
+    torch.manual_seed(5)
+    model = Head()
+    x, target = torch.randn(6, 20), torch.tensor([0, 1, 2, 3, 4, 0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monkeypatch.context() as patch, dk.Runtime(SCHEME, None) as runtime:
+        if not kernels:
+            patch.setattr(compiled_few_rows, "chosen", lambda: None)
+        report = dk.protect_(model, runtime, where=only_sent)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), target).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            scores = model(x)
+        return {**model.state_dict(), "scores": scores}, report
+
+
+def test_training_with_our_kernel_is_training_with_torchs_within_rounding(monkeypatch):
+    spy = Spy(monkeypatch)
+    (ours, report), (torchs, reference) = (trained(monkeypatch, kernels) for kernels in (True, False))
+    assert len(spy.forward) == 3 * 4  # three layers, three steps and scores, with kernels; and none without
+    assert len(spy.backward) == 3 * 3
+    # Quantised activations may round to the other side: a step of the fixed point, and not more.
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, torchs[name], rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert any(not torch.equal(value, torchs[name]) for name, value in ours.items())  # they were ours
+    assert str(report) == str(reference)  # counted alike, whoever computes
+
+
+def test_a_layer_that_stays_because_it_is_cheaper_is_ours(monkeypatch):
+    spy = Spy(monkeypatch, few_rows._SMALLEST)
+    model, x = nn.Linear(1024, 512), torch.randn(8, 1024)
+    with dk.Runtime(SCHEME, None) as runtime:
+        report = dk.protect_(model, runtime, example=x)
+        model(x).sum().backward()
+    assert [row.why for row in report.enclave if "cheaper" in row.why]
+    assert (spy.forward, spy.backward) == ([(8, 1024)], [(False, True, True)])
+
+
+def gradients(model_of, protected: bool, shape=(3, 40), again: bool = False, look=lambda y: y):
+    torch.manual_seed(4)
+    model, x = model_of(), torch.randn(shape, requires_grad=True)
+    with dk.Runtime(SCHEME, None) as runtime:
+        if protected:
+            dk.protect_(model, runtime, where=nothing)
+        loss = look(model(x * 1.0)).square().sum()
+        if again:
+            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = grad.square().sum()
+        loss.backward()
+    return [x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def assert_close(ours, plain) -> None:
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+
+
+def frozen(name: str):
+    model = nn.Linear(40, 21)
+    getattr(model, name).requires_grad_(False)
+    return model
+
+
+MODELS = {
+    "with a bias": (lambda: nn.Linear(40, 21), (True, True, True)),
+    "without": (lambda: nn.Linear(40, 21, bias=False), (True, True, False)),
+    "a weight that is fixed": (lambda: frozen("weight"), (True, False, True)),
+    "a bias that is fixed": (lambda: frozen("bias"), (True, True, False)),
+    "all of it fixed": (lambda: nn.Linear(40, 21).requires_grad_(False), (True, False, False)),
+}
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (40,), (2, 3, 5, 40)], ids=str)
+@pytest.mark.parametrize(("model_of", "wanted"), MODELS.values(), ids=MODELS)
+def test_gradients_are_torchs_and_those_that_nobody_wants_are_not_computed(model_of, wanted, shape, monkeypatch):
+    spy = Spy(monkeypatch)
+    assert_close(gradients(model_of, True, shape), gradients(model_of, False, shape))
+    assert (len(spy.forward), spy.backward) == (1, [wanted])
+
+
+@pytest.mark.parametrize(("model_of", "wanted"), MODELS.values(), ids=MODELS)
+def test_gradients_of_gradients_are_torchs(model_of, wanted, monkeypatch):
+    spy = Spy(monkeypatch)
+    assert_close(gradients(model_of, True, again=True), gradients(model_of, False, again=True))
+    assert len(spy.forward) == 1
+
+
+def test_an_input_without_a_gradient_gets_none(monkeypatch):
+    spy = Spy(monkeypatch)
+    model = nn.Linear(40, 21)
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(model, runtime, where=nothing)
+        model(torch.randn(3, 40)).sum().backward()
+    assert spy.backward == [(False, True, True)]
+
+
+def test_a_gradient_in_another_layout_is_taken(monkeypatch):
+    spy = Spy(monkeypatch)
+    model_of = MODELS["with a bias"][0]
+
+    def look(y):
+        return y.t().contiguous()
+
+    assert_close(gradients(model_of, True, look=look), gradients(model_of, False, look=look))
+    assert len(spy.backward) == 1
+
+
+class Changed(nn.Module):
+    def __init__(self, change, model) -> None:
+        super().__init__()
+        self.change, self.model = change, model
+
+    def forward(self, x):
+        return self.model(self.change(x))
+
+
+def transposed():
+    model = nn.Linear(40, 21)
+    model.weight = nn.Parameter(torch.randn(40, 21).t())
+    return model
+
+
+OTHERS = {
+    "many rows": lambda: Changed(lambda x: x.repeat(11, 1), nn.Linear(40, 21)),
+    "no rows": lambda: Changed(lambda x: x[:0], nn.Linear(40, 21)),
+    "doubles": lambda: Changed(lambda x: x.double(), nn.Linear(40, 21).double()),
+    "an input in another layout": lambda: Changed(lambda x: x.t().contiguous().t(), nn.Linear(40, 21)),
+    "a weight in another layout": transposed,
+}
+
+
+@pytest.mark.parametrize("model_of", OTHERS.values(), ids=OTHERS)
+def test_what_the_kernel_is_not_made_for_is_computed_all_the_same(model_of, monkeypatch):
+    spy = Spy(monkeypatch)
+    assert_close(gradients(model_of, True), gradients(model_of, False))
+    assert spy.forward == []
+
+
+def test_a_small_weight_is_torchs(monkeypatch):
+    spy = Spy(monkeypatch, few_rows._SMALLEST)
+    gradients(MODELS["with a bias"][0], True)
+    assert spy.forward == []
+
+
+def test_under_autocast_it_is_torchs(monkeypatch):
+    spy = Spy(monkeypatch)
+    model = nn.Linear(40, 21)
+    with dk.Runtime(SCHEME, None) as runtime, torch.autocast("cpu", dtype=torch.bfloat16):
+        dk.protect_(model, runtime, where=nothing)
+        assert model(torch.randn(2, 40)).dtype == torch.bfloat16
+    assert spy.forward == []
+
+
+def test_a_weight_that_was_changed_before_its_gradient_is_noticed_as_by_torch(monkeypatch):
+    Spy(monkeypatch)
+    model, x = nn.Linear(40, 21), torch.randn(2, 40, requires_grad=True)
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(model, runtime, where=nothing)
+        y = model(x)
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_what_torch_refuses_is_refused_in_its_words(monkeypatch):
+    Spy(monkeypatch)
+    model = nn.Linear(40, 21)
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(model, runtime, where=nothing)
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            model(torch.randn(2, 39))
