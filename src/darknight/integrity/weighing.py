@@ -149,16 +149,19 @@ def over_weights(op: BilinearOp, w: Tensor, vector: Vector, axis: int, moduli: M
     return sums.view(count, first, reps, -1).transpose(1, 2).reshape(count, reps, first, *taps)
 
 
-def over_axis(values: Tensor, axis: int, matrix: Tensor, moduli: Moduli) -> Tensor:
-    """(modulus, rep, ..., n, ...) and (rep, m, n) -> (modulus, rep, ..., m, ...): sums along this axis."""
+def over_axis(values: Tensor, axis: int, matrix: Tensor, moduli: Moduli, bits: int | None = None) -> Tensor:
+    """(modulus, rep, ..., n, ...) and (rep, m, n) -> (modulus, rep, ..., m, ...): sums along this axis.
+
+    bits: of the matrix, if they are known.
+    """
     count, reps, *sizes = values.shape
     before, n, after = sizes[: axis - 2], sizes[axis - 2], sizes[axis - 1 :]
     lines = values.reshape(count, reps, prod(before), n, prod(after))
-    return _folded(lines, matrix, moduli).view(count, reps, *before, matrix.shape[1], *after)
+    return _folded(lines, matrix, moduli, bits).view(count, reps, *before, matrix.shape[1], *after)
 
 
-def _folded(lines: Tensor, matrix: Tensor, moduli: Moduli) -> Tensor:
-    bits = _bits(matrix)
+def _folded(lines: Tensor, matrix: Tensor, moduli: Moduli, bits: int | None = None) -> Tensor:
+    bits = _bits(matrix) if bits is None else bits
     if bits <= _WIDEST:
         return residues.fold(lines, matrix, moduli.primes, often=moduli.at_once(bits))
     # Borders that repeat a position add up its weights: in digits, each of them weighed, and put together again.
@@ -174,7 +177,7 @@ def _folded(lines: Tensor, matrix: Tensor, moduli: Moduli) -> Tensor:
 def over_positions(values: Tensor, vectors: Sequence[Vector], moduli: Moduli) -> Tensor:
     """(modulus, rep, size, ...), and a vector for each size -> (modulus, rep): sums over all of them."""
     for vector in vectors:
-        values = over_axis(values, 2, vector.entries.unsqueeze(1), moduli).squeeze(2)
+        values = over_axis(values, 2, vector.entries.unsqueeze(1), moduli, vector.bits).squeeze(2)
     return values
 
 
