@@ -3,6 +3,7 @@
 import ctypes
 import re
 import shutil
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from darknight.kernels import compiled_depthwise as kernels
+from darknight.kernels import compiled_layers
 from darknight.kernels.compiled_depthwise import Library
-from darknight.kernels.compiled_layers import Window
+from darknight.kernels.compiled_layers import Affine, Window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,9 +80,20 @@ def try_every_kind(case, kinds=KINDS):
         grads = kernels.convolve_back(library(kind), x, weight, grad, window, (True, True, True))
         for mine, expected, size in zip((y, *grads), exact, sizes, strict=True):
             assert_rounded(mine, expected, size)
+        assert_finished(library(kind), x, weight, bias, window, y)
         found[kind] = (y, *grads)
     for kind in kinds[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[kinds[0]], found[kind], strict=True)), kind
+
+
+def assert_finished(lib, x, weight, bias, window, y) -> None:
+    """With what stands behind it: the bits of the passes apart."""
+    layers = compiled_layers.Library.loaded()
+    by = Affine(*torch.randn(2, x.shape[1], generator=torch.Generator().manual_seed(6)))
+    one, none = Affine(torch.ones(x.shape[1]), torch.full((x.shape[1],), -0.0)), None
+    for scaling, limits in ((by, none), (by, (0.0, 6.0)), (by, (0.0, inf)), (none, (0.0, 6.0))):
+        expected = compiled_layers.affine(layers, y, (scaling or one).scale, (scaling or one).shift, limits)
+        assert torch.equal(kernels.convolve(lib, x, weight, bias, window, scaling, limits), expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -137,6 +150,7 @@ def test_what_is_not_for_the_library_is_left_to_torch():
         assert kernels.convolve(lib, x, other, None, window) is None
     for bias in (torch.zeros(4), torch.zeros(3).double()):
         assert kernels.convolve(lib, x, weight, bias, window) is None
+        assert kernels.convolve(lib, x, weight, None, window, Affine(torch.zeros(3), bias)) is None
     steps = [Window((3, 3), (3, 1), (1, 1)), Window((3, 3), (1, 1), (3, 1)), Window((3, 3), (0, 1), (1, 1))]
     for other in steps:
         assert kernels.convolve(lib, x, weight, None, other) is None

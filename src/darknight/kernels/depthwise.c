@@ -1,4 +1,5 @@
-/* Depthwise convolution in float32, forward and backward: every channel with a kernel of its own.
+/* Depthwise convolution in float32, forward and backward: every channel with a kernel of its own. Forward, with what
+ * stands behind it.
  *
  * Every tensor is (example, channel, row, column), without gaps; a plane is one channel of one example. A few rows at a
  * time are laid out with zeros around them, in lines that are `pitch` numbers apart. With a step of two, rows and columns
@@ -10,6 +11,7 @@
  * written from the first to the last, so a row may overwrite what stands behind it, where the tensor goes on that far.
  * Nothing is checked here: compiled_depthwise.py does that.
  */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -31,6 +33,9 @@ typedef struct {
     int64_t planes, channels, height, width, out_height, out_width;
     int64_t kernel_height, kernel_width, step_height, step_width, before_height, before_width;
     int64_t pitch, rows, together, room; /* rows of together planes are laid out at a time; room of a phase of one */
+    const float *scale, *shift; /* by channel: what a normalisation makes of y; or none */
+    float low, high;
+    int64_t limited; /* whether y is then cut to [low, high] */
 } convolution;
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -233,6 +238,28 @@ INLINE void add_numbers(const float *grad, int64_t n, double *restrict sums) {
 }
 
 /* --- forward -------------------------------------------------------------------------------------------------------- */
+/* What is done to a channel of y before it is written: each step is rounded as if alone, and what is missing changes
+ * nothing, not even the sign of a zero. */
+typedef struct {
+    float scale, shift, low, high;
+} finish;
+
+INLINE float finished(float value, const finish *end) {
+    const float sum = value * end->scale + end->shift, above = sum < end->low ? end->low : sum;
+    return above > end->high ? end->high : above;
+}
+
+/* As moved. */
+INLINE void moved_finished(const float *restrict from, float *restrict to, int64_t n, int loose, const finish *end) {
+    const finish by = *end;
+    if (loose) {
+        n = up(n);
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) to[i] = finished(from[i], &by);
+    } else
+        for (int64_t i = 0; i < n; i++) to[i] = finished(from[i], &by);
+}
+
 /* Where in the lines the taps of the first output lie. */
 INLINE void place_taps(const convolution *s, int64_t *phase, int64_t *away) {
     for (int64_t i = 0, t = 0; i < s->kernel_height; i++)
@@ -259,7 +286,14 @@ INLINE void convolve(const convolution *s) {
                 rows_weighed(s->lines + p * size, s->pitch, at, s->weight + c * taps, taps, s->bias ? s->bias[c] : 0.0f,
                              out, here, s->out_width);
                 const int loose = end - (y + (here - 1) * s->out_width) >= s->out_width + SLACK;
-                for (int64_t r = 0; r < here; r++) moved(out + r * s->pitch, y + r * s->out_width, s->out_width, loose);
+                if (s->scale || s->limited) {
+                    const finish end = {s->scale ? s->scale[c] : 1.0f, s->scale ? s->shift[c] : -0.0f,
+                                        s->limited ? s->low : -INFINITY, s->limited ? s->high : INFINITY};
+                    for (int64_t r = 0; r < here; r++)
+                        moved_finished(out + r * s->pitch, y + r * s->out_width, s->out_width, loose, &end);
+                } else
+                    for (int64_t r = 0; r < here; r++)
+                        moved(out + r * s->pitch, y + r * s->out_width, s->out_width, loose);
             }
         }
     }
@@ -372,10 +406,10 @@ __attribute__((constructor)) static void choose(void) {
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define SHOWN(name, _)                                                                                                \
-    void darknight_##name##_1(const convolution *s) { chosen_##name(s); }                                             \
-    void darknight_##name##_plain_1(const convolution *s) { name##_plain(s); }
+    void darknight_##name##_2(const convolution *s) { chosen_##name(s); }                                             \
+    void darknight_##name##_plain_2(const convolution *s) { name##_plain(s); }
 #define SHOWN_AVX2(name, _)                                                                                           \
-    void darknight_##name##_avx2_1(const convolution *s) { name##_avx2(s); }
+    void darknight_##name##_avx2_2(const convolution *s) { name##_avx2(s); }
 EVERY(SHOWN, )
 #if defined(__x86_64__)
 EVERY(SHOWN_AVX2, )
