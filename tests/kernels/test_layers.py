@@ -25,6 +25,7 @@ SHAPES = [
     (4, 5, 3, 5),
     (2, 3, 33, 37),
     (3, 20, 7, 7),
+    (2, 70, 3),  # more channels than are done at a time
     (2, 2, 3, 4, 5),
 ]
 WINDOWS = [

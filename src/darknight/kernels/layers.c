@@ -12,8 +12,10 @@
 
 #define LANES 16
 #define TILE 1024
-#define SOME 16 /* channels at a time, at most: what is read side by side is fetched ahead */
-#define NEAR 2048 /* numbers, side by side, that are enough */
+#define SOME 64 /* channels at a time, at most: what is read side by side is fetched ahead */
+#define NEAR 32768 /* numbers, side by side, that are enough */
+#define FEW 2048   /* and that there are, whatever the batch */
+#define CACHED (1 << 20) /* numbers of a batch that are still in a cache when they are read again */
 #define INLINE static inline __attribute__((always_inline))
 
 /* As torch's activations do it: what is not a number stays so. */
@@ -36,9 +38,11 @@ INLINE double total_of(const double *lanes) {
     return total;
 }
 
-INLINE int64_t at_a_time(int64_t inner) {
-    const int64_t some = inner < NEAR ? NEAR / (inner > 0 ? inner : 1) : 1;
-    return some < SOME ? some : SOME;
+/* How many channels are done at a time. It changes no bit: each has sums of its own. */
+INLINE int64_t at_a_time(int64_t examples, int64_t inner) {
+    const int64_t most = CACHED / (examples > 0 ? examples : 1), near = most < NEAR ? most : NEAR;
+    const int64_t some = (near > FEW ? near : FEW) / (inner > 0 ? inner : 1);
+    return some < 1 ? 1 : some < SOME ? some : SOME;
 }
 
 /* Sums of a and of a * b, in lanes that stay in registers. */
@@ -112,7 +116,7 @@ INLINE void settle(const normalisation *s, int64_t c, double sum, double squares
 INLINE void normalise(const normalisation *s) {
     const int64_t plane = s->channels * s->inner;
     for (int64_t from = s->first, end; from < s->last; from = end) {
-        end = from + at_a_time(s->inner) < s->last ? from + at_a_time(s->inner) : s->last;
+        end = from + at_a_time(s->examples, s->inner) < s->last ? from + at_a_time(s->examples, s->inner) : s->last;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++) {
@@ -203,7 +207,7 @@ INLINE void derive(const derivation *s) {
     float some[TILE], each[SOME], rest[SOME];
     int32_t largest = 0;
     for (int64_t from = s->first, end; from < s->last; from = end) {
-        end = from + at_a_time(s->inner) < s->last ? from + at_a_time(s->inner) : s->last;
+        end = from + at_a_time(s->examples, s->inner) < s->last ? from + at_a_time(s->examples, s->inner) : s->last;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++)
