@@ -3,6 +3,9 @@
 import ctypes
 import re
 import shutil
+import subprocess
+import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from darknight.kernels import compiled_depthwise as kernels
+from darknight.kernels import compiled_layers
 from darknight.kernels.compiled_depthwise import Library
-from darknight.kernels.compiled_layers import Window
+from darknight.kernels.compiled_layers import Affine, Window
+from kernels.guarded import PRELUDE
+from kernels.test_residues import usable
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,9 +84,20 @@ def try_every_kind(case, kinds=KINDS):
         grads = kernels.convolve_back(library(kind), x, weight, grad, window, (True, True, True))
         for mine, expected, size in zip((y, *grads), exact, sizes, strict=True):
             assert_rounded(mine, expected, size)
+        assert_finished(library(kind), x, weight, bias, window, y)
         found[kind] = (y, *grads)
     for kind in kinds[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[kinds[0]], found[kind], strict=True)), kind
+
+
+def assert_finished(lib, x, weight, bias, window, y) -> None:
+    """With what stands behind it: the bits of the passes apart."""
+    layers = compiled_layers.Library.loaded()
+    by = Affine(*torch.randn(2, x.shape[1], generator=torch.Generator().manual_seed(6)))
+    one, none = Affine(torch.ones(x.shape[1]), torch.full((x.shape[1],), -0.0)), None
+    for scaling, limits in ((by, none), (by, (0.0, 6.0)), (by, (0.0, inf)), (none, (0.0, 6.0))):
+        expected = compiled_layers.affine(layers, y, (scaling or one).scale, (scaling or one).shift, limits)
+        assert torch.equal(kernels.convolve(lib, x, weight, bias, window, scaling, limits), expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -137,6 +154,7 @@ def test_what_is_not_for_the_library_is_left_to_torch():
         assert kernels.convolve(lib, x, other, None, window) is None
     for bias in (torch.zeros(4), torch.zeros(3).double()):
         assert kernels.convolve(lib, x, weight, bias, window) is None
+        assert kernels.convolve(lib, x, weight, None, window, Affine(torch.zeros(3), bias)) is None
     steps = [Window((3, 3), (3, 1), (1, 1)), Window((3, 3), (1, 1), (3, 1)), Window((3, 3), (0, 1), (1, 1))]
     for other in steps:
         assert kernels.convolve(lib, x, weight, None, other) is None
@@ -163,3 +181,51 @@ def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
     assert sizes["MOST_TAPS"] == kernels._LARGEST**2
     # In front of held rows, behind lines, the end of the last loop over lanes, and columns before the first.
     assert sizes["SLACK"] + sizes["BEHIND"] + 2 * sizes["LANES"] + kernels._LARGEST <= kernels._ROOM_AROUND
+
+
+GUARDED = (
+    PRELUDE
+    + """
+import torch
+
+from darknight.kernels import compiled_depthwise as depthwise
+from darknight.kernels.compiled_layers import Window
+
+beyond = int(sys.argv[1])
+for kind in sys.argv[2:]:
+    library = depthwise.Library.loaded("" if kind == "chosen" else kind)
+    for step, (planes, channels, height, width) in (
+        (1, (1, 1, 1, 1)), (1, (6, 3, 7, 7)), (2, (6, 3, 14, 15)),
+        (1, (2, 2, 9, 16)), (1, (2, 1, 20, 33)), (2, (2, 2, 9, 112)),
+    ):
+        layout = depthwise._Layout.of(torch.empty(1, 1, height, width), Window((3, 3), (step, step), (1, 1)))
+        outputs = [(size - 1) // step + 1 for size in (height, width)]
+        what = depthwise._Convolution(
+            x=at_the_end(4 * planes * height * width) + beyond, weight=at_the_end(4 * 9 * channels),
+            y=at_the_end(4 * planes * outputs[0] * outputs[1]),
+            lines=at_the_end(4 * layout.together * step**2 * layout.room),
+            scale=at_the_end(4 * channels), shift=at_the_end(4 * channels), low=0.0, high=6.0, limited=1,
+            planes=planes, channels=channels, height=height, width=width, out_height=outputs[0], out_width=outputs[1],
+            kernel_height=3, kernel_width=3, step_height=step, step_width=step, before_height=1, before_width=1,
+            pitch=layout.pitch, rows=layout.rows, together=layout.together, room=layout.room)
+        library.convolve(ctypes.byref(what))
+print("done")
+"""
+)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guarded memory is arranged for Linux")
+def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
+    if Library.loaded() is None:
+        pytest.skip("nothing was compiled")
+    script = tmp_path / "guarded.py"
+    script.write_text(GUARDED)
+    kinds = [kind or "chosen" for kind in KINDS if usable(kind)]
+
+    def run(beyond: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), str(beyond), *kinds]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    done = run(0)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+    assert run(4).returncode < 0  # one element further, and the process dies: the test can fail

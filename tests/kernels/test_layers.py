@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from darknight.kernels import compiled_layers as kernels
-from darknight.kernels.compiled_layers import Library, Window
+from darknight.kernels.compiled_layers import Affine, Library, Window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,6 +25,7 @@ SHAPES = [
     (4, 5, 3, 5),
     (2, 3, 33, 37),
     (3, 20, 7, 7),
+    (2, 70, 3),  # more channels than are done at a time
     (2, 2, 3, 4, 5),
 ]
 WINDOWS = [
@@ -145,14 +146,36 @@ def test_a_product_is_finished_as_torch_does_it_to_the_bit(shape, channel):
     torch.manual_seed(3)
     y = torch.randint(-40, 41, shape) / 8.0  # with many that are at a limit
     y.view(-1)[0] = float("nan")
+    along = (-1, *[1] * (y.dim() - 1 - channel % y.dim()))
+    scale, shift = torch.randn(2, shape[channel])
     for bias in (torch.randint(-8, 9, (shape[channel],)) / 8.0, None):
-        along = 0.0 if bias is None else bias.reshape(-1, *[1] * (y.dim() - 1 - channel % y.dim()))
+        raw = y if bias is None else y + bias.view(along)
         for limits in LIMITS:
-            expected = activated(y + along, limits)
+            expected = activated(raw, limits)
+            scaled = activated(raw * scale.view(along) + shift.view(along), limits)
             for kind in KINDS:
-                found = y.clone()
-                assert kernels.finish(library(kind), found, channel, bias, limits)
-                assert torch.equal(found.nan_to_num(123.0), expected.nan_to_num(123.0))
+                for scaling, wanted in ((None, expected), (Affine(scale, shift), scaled)):
+                    found = y.clone()
+                    assert kernels.finish(library(kind), found, channel, bias, limits, scaling)
+                    assert torch.equal(found.nan_to_num(123.0), wanted.nan_to_num(123.0))
+
+
+@pytest.mark.parametrize("channels", [1, 5, 33])
+def test_running_statistics_become_a_scale_and_a_shift(channels):
+    torch.manual_seed(5)
+    mean, variance = torch.randn(channels), torch.rand(channels)
+    for weight, bias in ((torch.randn(channels), torch.randn(channels)), (None, None)):
+        inverse = (variance.double() + 1e-3).rsqrt()
+        scale = inverse if weight is None else inverse * weight
+        shift = -mean * scale if bias is None else -mean * scale + bias
+        x = torch.randn(2, channels, 3)
+        wide = [None if each is None else each.double() for each in (x, mean, variance, weight, bias)]
+        for kind in KINDS:
+            by = kernels.by_running(library(kind), mean, variance, weight, bias, 1e-3)
+            assert torch.equal(by.scale, scale.float())
+            assert torch.equal(by.shift, shift.float())
+            y = kernels.affine(library(kind), x, by.scale, by.shift)
+            torch.testing.assert_close(y.double(), F.batch_norm(*wide, eps=1e-3), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -206,6 +229,13 @@ def test_what_is_not_for_the_library_is_left_to_torch():
     assert kernels.affine(lib, x, torch.ones(4), torch.ones(3)) is None
     assert not kernels.finish(lib, x, 1, torch.ones(4), None)
     assert not kernels.finish(lib, x, 1, torch.ones(3).double(), None)
+    for other in (torch.ones(4), torch.ones(3).double(), torch.ones(1, 3), torch.ones(6)[::2]):
+        assert not kernels.finish(lib, x, 1, None, None, Affine(torch.ones(3), other))
+        assert not kernels.finish(lib, x, 1, None, None, Affine(other, torch.ones(3)))
+        for place in range(4):
+            given = [other if each == place else torch.ones(3) for each in range(4)]
+            assert kernels.by_running(lib, *given, 1e-5) is None
+    assert kernels.by_running(lib, *[torch.ones(0)] * 4, 1e-5) is None
     assert kernels.come_back(lib, x, 1, x[:1], (0.0, inf)) is None
     for window in (Window((16, 16), (1, 1), (0, 0)), Window((5, 5), (1, 1), (0, 0)), Window((1, 1), (1, 1), (1, 0))):
         assert kernels.pool(lib, x, window, keep=True) is None

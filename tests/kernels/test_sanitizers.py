@@ -77,6 +77,7 @@ for shape in test_layers.SHAPES:
     test_layers.test_a_batch_is_normalised_as_torch_does_and_derived(shape, True)
     test_layers.test_a_product_is_finished_as_torch_does_it_to_the_bit(shape, 1)
     test_layers.test_gradients_come_back_as_in_torch_with_their_sums_and_their_magnitude(shape, -1)
+test_layers.test_running_statistics_become_a_scale_and_a_shift(33)
 for window, size in test_layers.WINDOWS:
     test_layers.test_maxima_and_their_gradients_are_torchs(window, size)
 for case in test_depthwise.CASES:

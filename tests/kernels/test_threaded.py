@@ -20,7 +20,7 @@ from darknight.kernels import (
     residues,
     threads,
 )
-from darknight.kernels.compiled_layers import Window
+from darknight.kernels.compiled_layers import Affine, Window
 from kernels import test_residues
 from kernels.test_field import drawn_matrix, placed, systematic
 from kernels.test_field import residues as drawn_residues
@@ -187,10 +187,11 @@ def unmasking_weighed(draw: random.Random) -> Run:
         often=draw.choice([1, test_residues.at_once(PRIMES, 23)]),
     )
     bias, limits = draw.choice([None, torch.randn(channels)]), draw.choice([None, (0.0, 6.0)])
+    scaling = draw.choice([None, Affine(torch.randn(channels), torch.randn(channels))])
     floats = torch.empty(examples, lines, channels, positions)
 
     def run() -> object:
-        given = {"floats": floats.fill_(-7), "weighing": how, "bias": bias, "limits": limits}
+        given = {"floats": floats.fill_(-7), "weighing": how, "bias": bias, "limits": limits, "scaling": scaling}
         outside, sums = kernels.unmask_weighed(matrix, sources, PRIME, 9, **given)
         assert outside == [inputs]
         return outside, sums, floats.clone()
@@ -248,10 +249,11 @@ def normalised(draw: random.Random) -> Run:
 def finished(draw: random.Random) -> Run:
     library, shape = compiled_layers.chosen(), draw.choice([(5, 3), (3, 20, 7, 7), (2, 17, 33, 37), (9, 700)])
     y, grad, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
+    scaling = draw.choice([None, Affine(torch.randn(shape[1]), torch.randn(shape[1]))])
 
     def run() -> object:
         done = y.clone()
-        assert compiled_layers.finish(library, done, 1, bias, (0.0, 6.0))
+        assert compiled_layers.finish(library, done, 1, bias, (0.0, 6.0), scaling)
         back = compiled_layers.come_back(library, grad, 1, done, (0.0, 6.0))
         return done, back, compiled_layers.come_back(library, grad, 1)
 
@@ -277,8 +279,10 @@ def depthwise(draw: random.Random) -> Run:
     window = Window((kernel, kernel), (step, step), (kernel // 2, 1))
     x, weight = torch.randn(examples, channels, *size), torch.randn(channels, 1, kernel, kernel)
     grad, bias = torch.randn(examples, channels, *window.outputs(*size)), torch.randn(channels)
+    scaling = Affine(torch.randn(channels), torch.randn(channels))
     return lambda: (
         compiled_depthwise.convolve(library, x, weight, bias, window),
+        compiled_depthwise.convolve(library, x, weight, bias, window, scaling, (0.0, 6.0)),
         compiled_depthwise.convolve_back(library, x, weight, grad, window, (True, True, True)),
         compiled_depthwise.convolve_back(library, x, weight, grad, window, (False, True, False)),
         compiled_depthwise.convolve_back(library, x, weight, grad, window, (True, False, False)),

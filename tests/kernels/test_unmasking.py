@@ -16,6 +16,7 @@ from darknight import kernels
 from darknight.kernels import compiled_unmasking, reference, reference_residues
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Form
+from darknight.kernels.compiled_layers import Affine
 from darknight.kernels.compiled_unmasking import Weighing
 from kernels.guarded import PRELUDE
 from kernels.test_field import drawn_matrix, placed, residues
@@ -75,11 +76,13 @@ def try_one(function: Function, generator: random.Random, positions: int) -> Non
     label = (prime, inputs, noises, examples, lines, channels, positions, reps, how.longest, how.often, dense)
     bias = torch.randn(channels) if generator.random() < 0.5 else None
     limits = generator.choice([None, (0.0, math.inf), (0.0, 6.0), (-1.0, 1.0)])
-    found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how, bias, limits)
+    scaling = Affine(torch.randn(channels), torch.randn(channels)) if generator.random() < 0.5 else None
+    found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how, bias, limits, scaling)
     assert found is not None, label
     outside, sums = found
     wanted, weighed = expected(form, sources, examples, exponent, how)
     wanted = wanted if bias is None else wanted + bias[:, None]
+    wanted = wanted if scaling is None else wanted * scaling.scale[:, None] + scaling.shift[:, None]
     wanted = wanted if limits is None else wanted.clamp(*limits)
     assert outside == [], label
     assert torch.equal(floats, wanted), label
@@ -160,6 +163,8 @@ def test_other_operands_never_reach_the_library():
     assert compiled_unmasking.unmask(never, form, far, torch.zeros(1, 4, 4096), 1.0, one) is None
     for bias in (torch.zeros(5), torch.zeros(4).double(), torch.zeros(1, 4)):
         assert compiled_unmasking.unmask(never, form, sources, floats, 1.0, how(), bias) is None
+        scaling = Affine(torch.zeros(4), bias)
+        assert compiled_unmasking.unmask(never, form, sources, floats, 1.0, how(), scaling=scaling) is None
 
 
 def test_without_the_library_nothing_is_unmasked_this_way(monkeypatch):
@@ -201,8 +206,8 @@ for kind in sys.argv[2:]:
         out = at_the_end(4 * 2 * 2 * positions)
         what = unmasking._Unmasking(
             form.structure(), ctypes.addressof(sources), ctypes.addressof(strides), at_the_end(4 * examples * width),
-            0.5, at_the_end(4 * channels), 0.0, 6.0, 1, at_the_end(4 * 4), examples, groups, lines, channels, positions,
-            at_the_end(8 * 2 * channels),
+            0.5, *(at_the_end(4 * channels) for _ in range(3)), 0.0, 6.0, 1, at_the_end(4 * 4),
+            examples, groups, lines, channels, positions, at_the_end(8 * 2 * channels),
             at_the_end(8 * 2 * examples * lines), 2, 16, 8, array_of((prime, 2**28 - 89)), 2, out)
         function(ctypes.byref(what))
 print("done")

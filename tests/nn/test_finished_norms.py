@@ -9,7 +9,7 @@ import darknight as dk
 from darknight.errors import ProtectError
 from darknight.kernels import compiled_layers
 from darknight.models import VGG, MobileNetV2, ResNet
-from darknight.nn.behind import Sequence
+from darknight.nn.behind import NOTHING, Sequence
 from darknight.nn.staying import Staying
 from nn.behind import NormSpy, PoolSpy, Spy, assert_same, gradients
 from nn.three_ways import SCHEME
@@ -54,7 +54,7 @@ def test_a_normalisation_is_finished_with_its_activation(
             spy = Spy(patch)
             normed = NormSpy(patch)
             if apart:
-                patch.setattr(Sequence, "behind", lambda *_: (None, None))
+                patch.setattr(Sequence, "behind", lambda *_: NOTHING)
                 patch.setattr(Sequence, "behind_norm", lambda *_: (None, None))
                 patch.setattr(Staying, "multiplied", lambda *_: None)
             found[apart] = gradients(lambda: model_of().train(training), x, monkeypatch=patch)

@@ -59,7 +59,8 @@ def test_who_gets_a_result_is_known_if_it_is_one():
     assert [type(path.steps[place]) for place in last.moved] == [Own, Call]
     assert len(last.checks) == 1
     assert found["bn2", (True,)].moved == ()
-    assert [taker.step.name for taker in found["bn1", (False,)].takers] == ["relu", "conv2"]
+    assert [taker.step.name for taker in found["bn1", (False,)].takers] == ["relu", "conv2", "bn2"]
+    assert [found[name, (False,)].added for name in ("conv1", "bn1", "conv2")] == [False, False, True]
 
 
 class Block(nn.Module):

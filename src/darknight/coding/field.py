@@ -177,6 +177,7 @@ def decode_weighed(
         weighing=weighing,
         bias=None if finish is None else finish.bias,
         limits=None if finish is None else finish.limits,
+        scaling=None if finish is None else finish.scaling,
     )
     if found is None:
         return None

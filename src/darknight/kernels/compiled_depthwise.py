@@ -16,7 +16,7 @@ from torch import Tensor
 
 from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
-from darknight.kernels.compiled_layers import Window, address, suits, vector
+from darknight.kernels.compiled_layers import Affine, Limits, Window, address, cutting, suits, vector
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 _LANES, _ROOM_AROUND = 8, 96  # as in depthwise.c: a line may be overrun by a little
@@ -33,6 +33,9 @@ class _Convolution(ctypes.Structure):
         *[(name, _NUMBER) for name in ("kernel_height", "kernel_width", "step_height", "step_width")],
         *[(name, _NUMBER) for name in ("before_height", "before_width")],
         *[(name, _NUMBER) for name in ("pitch", "rows", "together", "room")],
+        *[(name, _POINTER) for name in ("scale", "shift")],
+        *[(name, ctypes.c_float) for name in ("low", "high")],
+        ("limited", _NUMBER),
     ]
 
 
@@ -47,7 +50,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
-            name: compiled.loaded("depthwise", f"darknight_{name}_{kind}1", (_POINTER,))
+            name: compiled.loaded("depthwise", f"darknight_{name}_{kind}2", (_POINTER,))
             for name in ("convolve", "convolve_back")
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -97,9 +100,20 @@ def can_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window)
     return min(window.outputs(x.shape[2], x.shape[3])) >= 1 and _Layout.of(x, window).pitch <= _WIDEST
 
 
-def convolve(library: Library, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor | None:
-    """(example, channel, row, column) and (channel, 1, row, column): each channel with its own kernel."""
-    if not can_convolve(x, weight, bias, window):
+def convolve(
+    library: Library,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Window,
+    scaling: Affine | None = None,
+    limits: Limits | None = None,
+) -> Tensor | None:
+    """(example, channel, row, column) and (channel, 1, row, column): each channel with its own kernel.
+
+    The result is then scaled and cut to `limits`: bit for bit as by layers.c's affine behind it.
+    """
+    if not can_convolve(x, weight, bias, window) or not (scaling is None or scaling.of(x.shape[1])):
         return None
     y = torch.empty(*x.shape[:2], *window.outputs(x.shape[2], x.shape[3]))
     taps = window.kernel[0] * window.kernel[1]
@@ -107,6 +121,9 @@ def convolve(library: Library, x: Tensor, weight: Tensor, bias: Tensor | None, w
     def some(first: int, last: int) -> None:
         what, kept = _convolution(x[first:last], weight, window)
         what.y, what.bias = y[first:last].data_ptr(), address(bias)
+        what.low, what.high, what.limited = cutting(limits)
+        if scaling is not None:
+            what.scale, what.shift = scaling.scale.data_ptr(), scaling.shift.data_ptr()
         library.convolve(ctypes.byref(what))
         del kept
 

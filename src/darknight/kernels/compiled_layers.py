@@ -65,6 +65,7 @@ class _Finishing(ctypes.Structure):
         ("bias", _POINTER),
         *[(name, ctypes.c_float) for name in ("low", "high")],
         ("limited", _NUMBER),
+        *[(name, _POINTER) for name in ("scale", "shift")],
     ]
 
 
@@ -96,6 +97,7 @@ class Library:
 
     normalise: Function
     affine: Function
+    by_running: Function
     derive: Function
     pool: Function
     unpool: Function
@@ -106,7 +108,7 @@ class Library:
     def loaded(cls, kind: str = "") -> Library | None:
         """None if one of them is missing. kind: "plain_" or "avx2_" for those variants."""
         found = {
-            name: compiled.loaded("layers", f"darknight_{name}_{kind}3", (_POINTER,))
+            name: compiled.loaded("layers", f"darknight_{name}_{kind}4", (_POINTER,))
             for name in cls.__dataclass_fields__
         }
         there = {name: function for name, function in found.items() if function is not None}
@@ -171,7 +173,7 @@ def normalise(
         momentum,
         epsilon,
         *(each.data_ptr() for each in (scale, shift, mean, inverse)),
-        *_cutting(limits),
+        *cutting(limits),
     )
     what.added = address(added)
     _by_channels(library.normalise, what, x)
@@ -181,6 +183,33 @@ def normalise(
 def can_add(x: Tensor, added: Tensor | None) -> bool:
     """Whether that can be added to what was made of x."""
     return added is None or (suits(added) and added.shape == x.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """What a batch normalisation does in evaluation, by channel: y = x * scale + shift."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def of(self, channels: int) -> bool:
+        """Whether it is for so many."""
+        return vector(self.scale, channels) and vector(self.shift, channels)
+
+
+def by_running(
+    library: Library, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> Affine | None:
+    """What it does with these statistics. All are asked in every call: nobody tells when one of them changes."""
+    (channels,) = mean.shape if mean.dim() == 1 else (0,)
+    if not channels or not all(vector(each, channels) for each in (mean, variance, weight, bias) if each is not None):
+        return None
+    scale, shift = torch.empty(2, channels)
+    what = _Normalisation(channels=channels, epsilon=epsilon, scale=scale.data_ptr(), shift=shift.data_ptr())
+    what.running_mean, what.running_var = mean.data_ptr(), variance.data_ptr()
+    what.weight, what.bias = address(weight), address(bias)
+    library.by_running(ctypes.byref(what))
+    return Affine(scale, shift)
 
 
 def affine(
@@ -197,7 +226,7 @@ def affine(
     y = torch.empty_like(x)
     what = _Normalisation(x.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], prod(x.shape[2:]))
     what.scale, what.shift = scale.data_ptr(), shift.data_ptr()
-    what.low, what.high, what.limited = _cutting(limits)
+    what.low, what.high, what.limited = cutting(limits)
     what.added = address(added)
     _by_channels(library.affine, what, x)
     return y
@@ -223,7 +252,7 @@ def derive(
         x.shape[1],
         prod(x.shape[2:]),
         *(each.data_ptr() for each in (by.scale, by.shift, by.mean, by.inverse)),
-        *_cutting(limits),
+        *cutting(limits),
         weight.data_ptr(),
         bias.data_ptr(),
     )
@@ -232,15 +261,26 @@ def derive(
 
 
 # --- behind a product -------------------------------------------------------------------------------------------------
-def finish(library: Library, y: Tensor, channel: int, bias: Tensor | None, limits: Limits | None) -> bool:
-    """Adds `bias` along the axis `channel` and cuts to `limits`, in place. False if it is not for these.
+def finish(
+    library: Library,
+    y: Tensor,
+    channel: int,
+    bias: Tensor | None,
+    limits: Limits | None,
+    scaling: Affine | None = None,
+) -> bool:
+    """Adds `bias` along the axis `channel`, scales, and cuts to `limits`, in place. False if it is not for these.
 
-    Bit for bit what torch's sum and activation give.
+    Bit for bit what torch's sum, `affine` and torch's activation give.
     """
     if not suits(y) or (bias is not None and not vector(bias, y.shape[channel])):
         return False
+    if scaling is not None and not scaling.of(y.shape[channel]):
+        return False
     examples, channels, inner = _by_channel(y, channel)
-    what = _Finishing(y.data_ptr(), examples, channels, inner, address(bias), *_cutting(limits))
+    what = _Finishing(y.data_ptr(), examples, channels, inner, address(bias), *cutting(limits))
+    if scaling is not None:
+        what.scale, what.shift = scaling.scale.data_ptr(), scaling.shift.data_ptr()
 
     def some(first: int, last: int) -> None:
         place = y.data_ptr() + 4 * first * channels * inner
@@ -271,7 +311,7 @@ def come_back(
         address(y),
         None if y is None else out.data_ptr(),
         *_by_channel(grad, channel),
-        *_cutting(limits)[:2],
+        *cutting(limits)[:2],
         sums.data_ptr(),
     )
     return Returned(out, _largest_by_channels(library.come_back, what, grad), sums)
@@ -299,7 +339,7 @@ def _largest_by_channels(function: Function, what: _Derivation | _Returning, val
     return _of_bits(ctypes.c_int32(max(threads.split(some, what.channels, values.numel()))))
 
 
-def _cutting(limits: Limits | None) -> tuple[float, float, bool]:
+def cutting(limits: Limits | None) -> tuple[float, float, bool]:
     """As the library takes limits: both of them, and whether there are any."""
     return (*(limits or (-inf, inf)), limits is not None)
 

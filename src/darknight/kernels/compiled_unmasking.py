@@ -18,7 +18,7 @@ from torch import Tensor
 from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 from darknight.kernels.compiled_field import Combination, Form, numbers, plain, pointers
-from darknight.kernels.compiled_layers import Limits
+from darknight.kernels.compiled_layers import Affine, Limits
 from darknight.kernels.compiled_residues import array_of
 
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
@@ -34,6 +34,8 @@ class _Unmasking(ctypes.Structure):
         ("floats", _POINTER),
         ("scale", _FLOAT),
         ("bias", _POINTER),
+        ("factor", _POINTER),
+        ("shift", _POINTER),
         ("low", _FLOAT),
         ("high", _FLOAT),
         ("limited", _NUMBER),
@@ -68,7 +70,7 @@ def chosen(kind: str = "") -> Function | None:
     """The function, or None. kind: "plain_" for that without vector instructions of this processor."""
     if not kind and not compiled.wanted():
         return None
-    return compiled.loaded("unmasking", f"darknight_unmask_{kind}2", (ctypes.c_void_p,))
+    return compiled.loaded("unmasking", f"darknight_unmask_{kind}3", (ctypes.c_void_p,))
 
 
 def unmask(
@@ -80,12 +82,15 @@ def unmask(
     weighing: Weighing,
     bias: Tensor | None = None,
     limits: Limits | None = None,
+    scaling: Affine | None = None,
 ) -> tuple[list[int], Tensor] | None:
     """Sources (group, ...) -> floats (example, ...); (places of sources outside the field, (modulus, rep, position)).
 
-    bias: of each channel, added to the floats, which are then cut to `limits`. None if it is not for these.
+    bias: of each channel, added to the floats, which are then scaled and cut to `limits`. None if it is not for these.
     """
     if bias is not None and not (plain(bias, torch.float32) and bias.shape == weighing.channels.shape[1:]):
+        return None
+    if scaling is not None and not scaling.of(weighing.channels.shape[1]):
         return None
     structure, (reps, channels) = form.structure(), weighing.channels.shape
     results, examples, groups = len(form.matrix), len(floats), len(sources[0])
@@ -117,6 +122,8 @@ def unmask(
         floats.data_ptr(),
         scale,
         None if bias is None else bias.data_ptr(),
+        None if scaling is None else scaling.scale.data_ptr(),
+        None if scaling is None else scaling.shift.data_ptr(),
         low,
         high,
         limits is not None,

@@ -1,18 +1,24 @@
-/* Depthwise convolution in float32, forward and backward: every channel with a kernel of its own.
+/* Depthwise convolution in float32, forward and backward: every channel with a kernel of its own. Forward, with what
+ * stands behind it.
  *
  * Every tensor is (example, channel, row, column), without gaps; a plane is one channel of one example. A few rows at a
  * time are laid out with zeros around them, in lines that are `pitch` numbers apart. With a step of two, rows and columns
  * are laid out by parity, each in a phase of its own. Then an output is a sum over taps of which each lies at a fixed
  * distance from it, and rows, gaps and tails are one loop without a border; what it computes in gaps is not used.
+ * Where there is AVX-512, 3x3 taps are read from x itself, forward: what is outside a row is masked.
  *
  * Each output is a sum in the order of its taps, in float. The gradient of a weight is a sum in float over a few rows, in
  * eight lanes, and in double over those. No product is fused with a sum, so every variant gives the same bits. Planes are
  * written from the first to the last, so a row may overwrite what stands behind it, where the tensor goes on that far.
  * Nothing is checked here: compiled_depthwise.py does that.
  */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define LANES 8
 #define SLACK 16      /* numbers that may be read or written behind a row */
@@ -31,6 +37,9 @@ typedef struct {
     int64_t planes, channels, height, width, out_height, out_width;
     int64_t kernel_height, kernel_width, step_height, step_width, before_height, before_width;
     int64_t pitch, rows, together, room; /* rows of together planes are laid out at a time; room of a phase of one */
+    const float *scale, *shift; /* by channel: what a normalisation makes of y; or none */
+    float low, high;
+    int64_t limited; /* whether y is then cut to [low, high] */
 } convolution;
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -233,6 +242,34 @@ INLINE void add_numbers(const float *grad, int64_t n, double *restrict sums) {
 }
 
 /* --- forward -------------------------------------------------------------------------------------------------------- */
+/* What is done to a channel of y before it is written: each step is rounded as if alone, and what is missing changes
+ * nothing, not even the sign of a zero. */
+typedef struct {
+    float scale, shift, low, high;
+} finish;
+
+INLINE float finished(float value, const finish *end) {
+    const float sum = value * end->scale + end->shift, above = sum < end->low ? end->low : sum;
+    return above > end->high ? end->high : above;
+}
+
+INLINE finish finish_of(const convolution *s, int64_t c) {
+    const finish end = {s->scale ? s->scale[c] : 1.0f, s->scale ? s->shift[c] : -0.0f,
+                        s->limited ? s->low : -INFINITY, s->limited ? s->high : INFINITY};
+    return end;
+}
+
+/* As moved. */
+INLINE void moved_finished(const float *restrict from, float *restrict to, int64_t n, int loose, const finish *end) {
+    const finish by = *end;
+    if (loose) {
+        n = up(n);
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) to[i] = finished(from[i], &by);
+    } else
+        for (int64_t i = 0; i < n; i++) to[i] = finished(from[i], &by);
+}
+
 /* Where in the lines the taps of the first output lie. */
 INLINE void place_taps(const convolution *s, int64_t *phase, int64_t *away) {
     for (int64_t i = 0, t = 0; i < s->kernel_height; i++)
@@ -259,11 +296,136 @@ INLINE void convolve(const convolution *s) {
                 rows_weighed(s->lines + p * size, s->pitch, at, s->weight + c * taps, taps, s->bias ? s->bias[c] : 0.0f,
                              out, here, s->out_width);
                 const int loose = end - (y + (here - 1) * s->out_width) >= s->out_width + SLACK;
-                for (int64_t r = 0; r < here; r++) moved(out + r * s->pitch, y + r * s->out_width, s->out_width, loose);
+                if (s->scale || s->limited) {
+                    const finish end = finish_of(s, c);
+                    for (int64_t r = 0; r < here; r++)
+                        moved_finished(out + r * s->pitch, y + r * s->out_width, s->out_width, loose, &end);
+                } else
+                    for (int64_t r = 0; r < here; r++)
+                        moved(out + r * s->pitch, y + r * s->out_width, s->out_width, loose);
             }
         }
     }
 }
+
+#if defined(__x86_64__)
+/* --- forward, 3x3, a line of the cache at a time: straight from where x is, without any room --------------------------- */
+#define WIDE __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw")))
+#define LINE 16
+#define BAND 8 /* rows of y at a time, from left to right: a row of x that is read serves three of them, or two */
+#define SOON 4 /* bands further on, x is fetched meanwhile, */
+#define NEXT 2 /* and y: beyond the end that does nothing */
+
+/* Which of a line's numbers, from this column on, are in a row. */
+WIDE INLINE __mmask16 inside(int64_t column, int64_t width) {
+    const int64_t first = column < 0 ? -column : 0, left = width - column;
+    if (first >= LINE || left <= first) return 0;
+    return (__mmask16)((left < LINE ? (1u << left) - 1 : 0xFFFFu) & (0xFFFFu << first));
+}
+
+/* What three taps side by side meet in one row of x, for a line of y. */
+typedef struct {
+    __m512 at[3];
+} met;
+
+/* Where: the column of the first tap, and what of the lines from there on is in the row. */
+typedef struct {
+    int64_t column;
+    __mmask16 inside[4];
+    int64_t further; /* numbers to what is fetched meanwhile */
+} span;
+
+WIDE INLINE span span_of(const convolution *s, int64_t start, int64_t band, const int step) {
+    const int64_t column = start * step - s->before_width;
+    span found = {column, {0}, SOON * band * step * s->width};
+    for (int k = 0; k < 4; k++) /* three lines, each a column further; or two, and two that are two columns further */
+        found.inside[k] = inside(column + (step == 1 ? k : k % 2 * LINE + k / 2 * 2), s->width);
+    return found;
+}
+
+WIDE INLINE met met_in(const convolution *s, const float *plane, int64_t row, const span *w, const int step) {
+    met found;
+    if (row < 0 || row >= s->height) {
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) found.at[j] = _mm512_setzero_ps();
+        return found;
+    }
+    const float *x = plane + row * s->width + w->column;
+    __builtin_prefetch(x + w->further, 0, 2);
+    if (step == 2) __builtin_prefetch(x + w->further + LINE, 0, 2);
+    if (step == 1) {
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) found.at[j] = _mm512_maskz_loadu_ps(w->inside[j], x + j);
+        return found;
+    }
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const __m512 first = _mm512_maskz_loadu_ps(w->inside[0], x), second = _mm512_maskz_loadu_ps(w->inside[1], x + LINE);
+    const __m512 third = _mm512_maskz_loadu_ps(w->inside[2], x + 2);
+    const __m512 fourth = _mm512_maskz_loadu_ps(w->inside[3], x + 2 + LINE);
+    found.at[0] = _mm512_permutex2var_ps(first, even, second);
+    found.at[1] = _mm512_permutex2var_ps(first, odd, second);
+    found.at[2] = _mm512_permutex2var_ps(third, even, fourth);
+    return found;
+}
+
+/* Some rows of y, of one line of columns. */
+WIDE INLINE void wide_rows(const convolution *s, const float *x, float *y, const __m512 *weight, __m512 bias,
+                           const finish *end, int64_t row, int64_t band, int64_t start, const int step, const int ends) {
+    const span w = span_of(s, start, band, step);
+    const int64_t here = least(band, s->out_height - row), left = s->out_width - start;
+    const int64_t above = row * step - s->before_height;
+    const __mmask16 some = left < LINE ? (__mmask16)((1u << left) - 1) : 0xFFFF;
+    met lines[3];
+#pragma GCC unroll 3
+    for (int i = 0; i < 3 - step; i++) lines[i] = met_in(s, x, above + i, &w, step);
+    for (int64_t r = 0; r < here; r++) {
+#pragma GCC unroll 3
+        for (int i = 3 - step; i < 3; i++) lines[i] = met_in(s, x, above + r * step + i, &w, step);
+        __m512 value = bias;
+#pragma GCC unroll 9
+        for (int t = 0; t < 9; t++) value = _mm512_add_ps(value, _mm512_mul_ps(weight[t], lines[t / 3].at[t % 3]));
+        if (ends) {
+            value = _mm512_add_ps(_mm512_mul_ps(value, _mm512_set1_ps(end->scale)), _mm512_set1_ps(end->shift));
+            value = _mm512_max_ps(_mm512_set1_ps(end->low), value); /* what is not a number stays so */
+            value = _mm512_min_ps(_mm512_set1_ps(end->high), value);
+        }
+        float *to = y + (row + r) * s->out_width + start;
+        _mm512_mask_storeu_ps(to, some, value);
+        __builtin_prefetch(to + NEXT * band * s->out_width, 1, 2);
+#pragma GCC unroll 3
+        for (int i = 0; i < 3 - step; i++) lines[i] = lines[i + step];
+    }
+}
+
+WIDE INLINE void wide_planes(const convolution *s, const int step, const int ends) {
+    for (int64_t p = 0, c = 0; p < s->planes; p++, c = c + 1 < s->channels ? c + 1 : 0) {
+        const float *x = s->x + p * s->height * s->width;
+        float *y = s->y + p * s->out_height * s->out_width;
+        const finish end = finish_of(s, c);
+        const __m512 bias = _mm512_set1_ps(s->bias ? s->bias[c] : 0.0f);
+        __m512 weight[9];
+        for (int t = 0; t < 9; t++) weight[t] = _mm512_set1_ps(s->weight[c * 9 + t]);
+        const int64_t band = s->out_width > LINE ? BAND : s->out_height;
+        for (int64_t row = 0; row < s->out_height; row += band)
+            for (int64_t start = 0; start < s->out_width; start += LINE)
+                wide_rows(s, x, y, weight, bias, &end, row, band, start, step, ends);
+    }
+}
+
+WIDE static void wide_convolve(const convolution *s) {
+    const int ends = s->scale || s->limited;
+    if (s->step_width == 1)
+        ends ? wide_planes(s, 1, 1) : wide_planes(s, 1, 0);
+    else
+        ends ? wide_planes(s, 2, 1) : wide_planes(s, 2, 0);
+}
+
+/* Whether it is for this one. */
+INLINE int is_wide(const convolution *s) {
+    return s->kernel_height == 3 && s->kernel_width == 3 && s->step_height == s->step_width;
+}
+#endif
 
 /* --- backward ------------------------------------------------------------------------------------------------------- */
 /* The taps of one phase of x, from the last to the first: so they lie in the gradient as those of y lie in x. */
@@ -337,7 +499,7 @@ INLINE void convolve_back(const convolution *s) {
         }
 }
 
-/* --- once for any processor, once for AVX2, once for AVX-512, whose vectors are not wider: rows are short ----------- */
+/* --- once for any processor, once for AVX2, once for AVX-512, whose vectors are not wider but above: rows are short ---- */
 #define EVERY(apply, more) apply(convolve, more) apply(convolve_back, more)
 #define PLAIN(name, _) static void name##_plain(const convolution *s) { name(s); }
 #define AVX2(name, _) __attribute__((target("avx2"))) static void name##_avx2(const convolution *s) { name(s); }
@@ -356,6 +518,15 @@ EVERY(AVX512, )
 #endif
 EVERY(HELD, )
 
+#if defined(__x86_64__)
+static void convolve_widest(const convolution *s) {
+    if (is_wide(s))
+        wide_convolve(s);
+    else
+        convolve_avx512(s);
+}
+#endif
+
 __attribute__((constructor)) static void choose(void) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -365,6 +536,7 @@ __attribute__((constructor)) static void choose(void) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         EVERY(CHOSEN, avx512)
+        chosen_convolve = convolve_widest;
     }
 #endif
 }
@@ -372,10 +544,10 @@ __attribute__((constructor)) static void choose(void) {
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define SHOWN(name, _)                                                                                                \
-    void darknight_##name##_1(const convolution *s) { chosen_##name(s); }                                             \
-    void darknight_##name##_plain_1(const convolution *s) { name##_plain(s); }
+    void darknight_##name##_2(const convolution *s) { chosen_##name(s); }                                             \
+    void darknight_##name##_plain_2(const convolution *s) { name##_plain(s); }
 #define SHOWN_AVX2(name, _)                                                                                           \
-    void darknight_##name##_avx2_1(const convolution *s) { name##_avx2(s); }
+    void darknight_##name##_avx2_2(const convolution *s) { name##_avx2(s); }
 EVERY(SHOWN, )
 #if defined(__x86_64__)
 EVERY(SHOWN_AVX2, )

@@ -12,8 +12,10 @@
 
 #define LANES 16
 #define TILE 1024
-#define SOME 16 /* channels at a time, at most: what is read side by side is fetched ahead */
-#define NEAR 2048 /* numbers, side by side, that are enough */
+#define SOME 64 /* channels at a time, at most: what is read side by side is fetched ahead */
+#define NEAR 32768 /* numbers, side by side, that are enough */
+#define FEW 2048   /* and that there are, whatever the batch */
+#define CACHED (1 << 20) /* numbers of a batch that are still in a cache when they are read again */
 #define INLINE static inline __attribute__((always_inline))
 
 /* As torch's activations do it: what is not a number stays so. */
@@ -36,9 +38,11 @@ INLINE double total_of(const double *lanes) {
     return total;
 }
 
-INLINE int64_t at_a_time(int64_t inner) {
-    const int64_t some = inner < NEAR ? NEAR / (inner > 0 ? inner : 1) : 1;
-    return some < SOME ? some : SOME;
+/* How many channels are done at a time. It changes no bit: each has sums of its own. */
+INLINE int64_t at_a_time(int64_t examples, int64_t inner) {
+    const int64_t most = CACHED / (examples > 0 ? examples : 1), near = most < NEAR ? most : NEAR;
+    const int64_t some = (near > FEW ? near : FEW) / (inner > 0 ? inner : 1);
+    return some < 1 ? 1 : some < SOME ? some : SOME;
 }
 
 /* Sums of a and of a * b, in lanes that stay in registers. */
@@ -112,7 +116,7 @@ INLINE void settle(const normalisation *s, int64_t c, double sum, double squares
 INLINE void normalise(const normalisation *s) {
     const int64_t plane = s->channels * s->inner;
     for (int64_t from = s->first, end; from < s->last; from = end) {
-        end = from + at_a_time(s->inner) < s->last ? from + at_a_time(s->inner) : s->last;
+        end = from + at_a_time(s->examples, s->inner) < s->last ? from + at_a_time(s->examples, s->inner) : s->last;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++) {
@@ -122,6 +126,16 @@ INLINE void normalise(const normalisation *s) {
         for (int64_t c = from; c < end; c++) settle(s, c, total_of(first[c - from]), total_of(second[c - from]));
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++) scaled(s, e * plane + c * s->inner, c);
+    }
+}
+
+/* In evaluation: the same scale and shift for every batch. */
+INLINE void by_running(const normalisation *s) {
+    for (int64_t c = 0; c < s->channels; c++) {
+        const double inverse = 1.0 / sqrt((double)s->running_var[c] + s->epsilon);
+        const double scale = inverse * (s->weight ? (double)s->weight[c] : 1.0);
+        s->scale[c] = (float)scale;
+        s->shift[c] = (float)(-(double)s->running_mean[c] * scale + (s->bias ? (double)s->bias[c] : 0.0));
     }
 }
 
@@ -193,7 +207,7 @@ INLINE void derive(const derivation *s) {
     float some[TILE], each[SOME], rest[SOME];
     int32_t largest = 0;
     for (int64_t from = s->first, end; from < s->last; from = end) {
-        end = from + at_a_time(s->inner) < s->last ? from + at_a_time(s->inner) : s->last;
+        end = from + at_a_time(s->examples, s->inner) < s->last ? from + at_a_time(s->examples, s->inner) : s->last;
         double first[SOME][LANES] = {{0.0}}, second[SOME][LANES] = {{0.0}};
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++)
@@ -252,11 +266,19 @@ typedef struct {
     const float *bias; /* by channel; or none */
     float low, high;
     int64_t limited; /* whether y is cut to [low, high] */
+    const float *scale, *shift; /* by channel: what a normalisation makes of it before it is cut; or none */
 } finishing;
+
+/* With all that there may be: what is missing changes nothing, not even the sign of a zero. */
+INLINE void finish_channel(const finishing *s, float *restrict y, int64_t c, float low, float high) {
+    const float bias = s->bias ? s->bias[c] : -0.0f;
+    const float scale = s->scale ? s->scale[c] : 1.0f, shift = s->scale ? s->shift[c] : -0.0f;
+    for (int64_t i = 0; i < s->inner; i++) y[i] = cut((y[i] + bias) * scale + shift, low, high);
+}
 
 INLINE void finish(const finishing *s) {
     const float low = s->limited ? s->low : -INFINITY, high = s->limited ? s->high : INFINITY;
-    if (s->inner == 1 && s->bias) {
+    if (s->inner == 1 && s->bias && !s->scale) {
         for (int64_t e = 0; e < s->examples; e++) {
             float *restrict y = s->y + e * s->channels;
             const float *restrict bias = s->bias;
@@ -267,7 +289,9 @@ INLINE void finish(const finishing *s) {
     for (int64_t e = 0; e < s->examples; e++)
         for (int64_t c = 0; c < s->channels; c++) {
             float *restrict y = s->y + (e * s->channels + c) * s->inner;
-            if (s->bias) {
+            if (s->scale)
+                finish_channel(s, y, c, low, high);
+            else if (s->bias) {
                 const float bias = s->bias[c];
                 for (int64_t i = 0; i < s->inner; i++) y[i] = cut(y[i] + bias, low, high);
             } else
@@ -430,6 +454,7 @@ INLINE void unpool(const pooling *s) {
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
 #define EVERY(apply, more)                                                                                            \
     apply(normalise, normalisation, more) apply(affine, normalisation, more) apply(derive, derivation, more)          \
+        apply(by_running, normalisation, more)                                                                        \
         apply(pool, pooling, more) apply(unpool, pooling, more) apply(finish, finishing, more)                    \
         apply(come_back, returning, more)
 #define PLAIN(name, kind, _) static void name##_plain(const kind *s) { name(s); }
@@ -465,10 +490,10 @@ __attribute__((constructor)) static void choose(void) {
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define SHOWN(name, kind, _)                                                                                          \
-    void darknight_##name##_3(const kind *s) { chosen_##name(s); }                                                    \
-    void darknight_##name##_plain_3(const kind *s) { name##_plain(s); }
+    void darknight_##name##_4(const kind *s) { chosen_##name(s); }                                                    \
+    void darknight_##name##_plain_4(const kind *s) { name##_plain(s); }
 #define SHOWN_AVX2(name, kind, _)                                                                                     \
-    void darknight_##name##_avx2_3(const kind *s) { name##_avx2(s); }
+    void darknight_##name##_avx2_4(const kind *s) { name##_avx2(s); }
 EVERY(SHOWN, )
 #if defined(__x86_64__)
 EVERY(SHOWN_AVX2, )

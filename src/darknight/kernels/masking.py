@@ -11,7 +11,7 @@ from torch import Tensor
 
 from darknight.kernels import compiled_field, compiled_unmasking, compiled_weights, reference
 from darknight.kernels.compiled_field import Form, Range, chosen
-from darknight.kernels.compiled_layers import Limits
+from darknight.kernels.compiled_layers import Affine, Limits
 from darknight.kernels.compiled_unmasking import Weighing
 from darknight.kernels.reference import Requantised
 
@@ -72,10 +72,11 @@ def unmask_weighed(
     weighing: Weighing,
     bias: Tensor | None = None,
     limits: Limits | None = None,
+    scaling: Affine | None = None,
 ) -> tuple[list[int], Tensor] | None:
     """As `unmask`, of sources (group, ...), into floats (example, ...) and no integers; but these are weighed.
 
-    The floats are then finished: a bias of each channel is added, and they are cut to limits.
+    The floats are then finished: a bias of each channel is added, they are scaled, and cut to limits.
 
     Returns the places too, and what residues.weigh_rows gives for the integers: (modulus, rep, position). None where
     nothing was compiled for these operands.
@@ -87,7 +88,7 @@ def unmask_weighed(
     if function is None or abs(exponent) > _EXPONENTS:
         return None
     form = _form(matrix, len(sources), prime, True, [(0, prime - 1)] * len(sources))
-    return compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, weighing, bias, limits)
+    return compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, weighing, bias, limits, scaling)
 
 
 def encode(

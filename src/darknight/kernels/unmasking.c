@@ -21,6 +21,7 @@ typedef struct {
     float *floats;                 /* (example, line, channel, position) */
     float scale;
     const float *bias; /* by channel: added to the floats; or none */
+    const float *factor, *shift; /* by channel: what a normalisation makes of them then; or none */
     float low, high;
     int64_t limited; /* whether they are then cut to [low, high] */
     int32_t *outside; /* by source: whether it has numbers that are no residues */
@@ -66,18 +67,27 @@ INLINE int fetch_runs(int32_t *restrict to, const int32_t *from, const unmasking
     return looked_at(to, runs * length, s->what.prime);
 }
 
-/* What is done to the results of a layer before anybody sees them: bias and activation, each rounded as if alone. */
-INLINE void finish_runs(float *restrict y, const unmasking *s, const tile_of *t) {
+/* What is done to the results of a layer before anybody sees them: bias, normalisation and activation, each rounded as
+ * if alone. */
+INLINE void finish_runs(float *y, const unmasking *s, const tile_of *t) {
     const float low = s->limited ? s->low : -INFINITY, high = s->limited ? s->high : INFINITY;
-    __asm__ volatile("" : : "r"(y) : "memory"); /* a product is not fused with the sum that follows */
+#define NOT_FUSED __asm__ volatile("" : : "r"(y) : "memory") /* a product with the sum that follows */
+    NOT_FUSED;
     for (int64_t c = 0; c < t->some; c++) {
-        const float bias = s->bias ? s->bias[t->channel + c] : -0.0f; /* adding this changes nothing, not even a zero */
-        float *restrict run = y + c * t->width;
+        float *run = y + c * t->width;
+        float more = s->bias ? s->bias[t->channel + c] : -0.0f; /* adding this changes nothing, not even a zero */
+        if (s->factor) {
+            const float factor = s->factor[t->channel + c];
+            for (int64_t i = 0; i < t->width; i++) run[i] = (run[i] + more) * factor;
+            NOT_FUSED;
+            more = s->shift[t->channel + c];
+        }
         for (int64_t i = 0; i < t->width; i++) {
-            const float sum = run[i] + bias, above = sum < low ? low : sum;
+            const float sum = run[i] + more, above = sum < low ? low : sum;
             run[i] = above > high ? high : above;
         }
     }
+#undef NOT_FUSED
 }
 
 /* Its integers to `made`, its floats to `converted`, finished. */
@@ -86,7 +96,7 @@ INLINE void make_runs(int32_t *restrict made, float *restrict converted, const u
     const int64_t n = t->some * t->width;
     row(made, how, here, 0, n, f);
     to_float(converted, made, n, s->scale);
-    if (s->bias || s->limited) finish_runs(converted, s, t);
+    if (s->bias || s->factor || s->limited) finish_runs(converted, s, t);
 }
 
 #if defined(__x86_64__)
@@ -94,10 +104,11 @@ INLINE void make_runs(int32_t *restrict made, float *restrict converted, const u
  * Whether x has numbers that are no residues: then the integers are zeros. */
 WIDE static int wide_runs(int32_t *made, float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y,
                           const field *f, const tile_of *t, int past) {
-    finish end = {s->scale, -0.0f, s->limited ? s->low : -INFINITY, s->limited ? s->high : INFINITY};
+    finish end = {s->scale, -0.0f, 1.0f, -0.0f, s->limited ? s->low : -INFINITY, s->limited ? s->high : INFINITY};
     __m512i most = _mm512_setzero_si512();
     for (int64_t c = 0; c < t->some; c++) {
         if (s->bias) end.bias = s->bias[t->channel + c];
+        if (s->factor) end.factor = s->factor[t->channel + c], end.shift = s->shift[t->channel + c];
         most = wide_unmask(to + c * apart, made + c * t->width, x + c * s->positions, y + c * t->width, t->width, f, &end,
                            t->some * s->positions, past, most);
     }
@@ -276,8 +287,8 @@ __attribute__((constructor)) static void choose(void) {
 
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others are for tests: without vector instructions of this processor, and with those of AVX2. */
-void darknight_unmask_2(const unmasking *s) { chosen(s); }
-void darknight_unmask_plain_2(const unmasking *s) { unmask_plain(s); }
+void darknight_unmask_3(const unmasking *s) { chosen(s); }
+void darknight_unmask_plain_3(const unmasking *s) { unmask_plain(s); }
 #if defined(__x86_64__)
-void darknight_unmask_avx2_2(const unmasking *s) { unmask_avx2(s); }
+void darknight_unmask_avx2_3(const unmasking *s) { unmask_avx2(s); }
 #endif

@@ -134,15 +134,18 @@ WIDE static inline int wide_fetch(int32_t *restrict tile, const int32_t *from, i
     return 1;
 }
 
-/* What becomes of the floats of a run: each is rounded as if nothing else were done. */
+/* What becomes of the floats of a run: each is rounded as if nothing else were done. A factor of 1 and a bias or shift of
+ * -0 change nothing, not even the sign of a zero. */
 typedef struct {
-    float scale, bias, low, high;
+    float scale, bias, factor, shift, low, high;
 } finish;
 
 WIDE INLINE __m512 finished(__m512i value, const finish *end) {
     __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(value), _mm512_set1_ps(end->scale));
     __asm__("" : "+v"(product)); /* is not fused with the sum that follows */
-    const __m512 sum = _mm512_add_ps(product, _mm512_set1_ps(end->bias));
+    __m512 normal = _mm512_mul_ps(_mm512_add_ps(product, _mm512_set1_ps(end->bias)), _mm512_set1_ps(end->factor));
+    __asm__("" : "+v"(normal));
+    const __m512 sum = _mm512_add_ps(normal, _mm512_set1_ps(end->shift));
     return _mm512_min_ps(_mm512_set1_ps(end->high), _mm512_max_ps(_mm512_set1_ps(end->low), sum));
 }
 

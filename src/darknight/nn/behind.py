@@ -1,7 +1,8 @@
 """What stands behind a layer: known beforehand in some forwards, and told from one backward pass to the next.
 
 A layer or batch normalisation may give what the activation behind it would, a layer what a max pooling behind that
-would, and a normalisation what comes of a sum with something else, if nobody can see the difference. That is known
+would or, in evaluation, a normalisation before it, and a normalisation what comes of a sum with something else, if
+nobody can see the difference. That is known
 where torch's own Sequential calls them in turn, or a forward that was read (nn.reading), and no hook, mode or method of
 somebody else's stands in between; everywhere else its result is its own, and what stands behind it is computed when it
 is called.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +21,60 @@ from torch.nn.modules.module import _has_any_global_hook as _hooked_everywhere
 from torch.overrides import _get_current_function_mode as _innermost_mode
 
 from darknight.kernels.compiled_layers import Limits, Returned, Window
-from darknight.nn.pooling import window_of
+from darknight.nn.pooling import ordinary, window_of
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A batch normalisation in evaluation, with what its module has when the layer before it is called."""
+
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    epsilon: float
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        return self.mean, self.variance, self.weight, self.bias
+
+    def is_called(
+        self,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> bool:
+        """Whether it is this one, by the arguments of F.batch_norm behind its input."""
+        given = zip(self.operands, (mean, variance, weight, bias), strict=True)
+        return not training and eps == self.epsilon and all(mine is theirs for mine, theirs in given)
+
+
+class Finished(NamedTuple):
+    """What is done to the result of a layer before anybody sees it, in this order."""
+
+    norm: Norm | None = None
+    limits: Limits | None = None
+    window: Window | None = None
+
+
+NOTHING = Finished()
 
 
 @dataclass(eq=False)
 class Behind:
     """Between two functions, of which the second gets what the first gave. One for each call.
 
-    limits: what the activation cuts to that stands here, if one does. window: of the max pooling behind the activation,
-    if that stands here too. channel: the axis of what is passed on. through: the gradient that came through an
-    activation whose own backward pass was left out.
+    norm: the batch normalisation in evaluation that stands here and was done at once. limits: what the activation cuts
+    to that stands here, if one does. window: of the max pooling behind the activation, if that stands here too.
+    channel: the axis of what is passed on. through: the gradient that came through an activation whose own backward
+    pass was left out.
     """
 
+    norm: Norm | None = None
     limits: Limits | None = None
     window: Window | None = None
     channel: int = 1
@@ -40,9 +83,9 @@ class Behind:
     _version: int = 0
 
     @property
-    def done(self) -> tuple[Limits | Window, ...]:
+    def done(self) -> tuple[Norm | Limits | Window, ...]:
         """What was done to what is passed on, in this order, if it was done at once."""
-        return tuple(each for each in (self.limits, self.window) if each is not None)
+        return tuple(each for each in (self.norm, self.limits, self.window) if each is not None)
 
     def tell(self, found: Returned) -> Tensor:
         """The backward pass of the second function returns this gradient, and knows what it found out about it."""
@@ -95,14 +138,24 @@ class Sequence(threading.local):
         finally:
             self._now = []
 
-    def behind(self, module: nn.Module) -> tuple[Limits | None, Window | None]:
-        """What the result of `module`, which is running, will be cut to before anybody sees it, and pooled over."""
+    def behind(self, module: nn.Module) -> Finished:
+        """What is done to the result of `module`, which is running, before anybody sees it.
+
+        A normalisation is left to itself if something is added to what it gives: it does that too, in one pass.
+        """
         now, self._now = self._now, []
         if len(now) < 2 or now[0] is not module or not _adjacent(*now[:2]):
-            return None, None
+            return NOTHING
+        norm = _norm_of(now[1])
+        if norm is not None:
+            if len(now) > 2 and isinstance(now[2], Addend):
+                return NOTHING
+            now = now[1:]
+            if len(now) < 2 or not _adjacent(*now[:2]):
+                return Finished(norm)
         limits = _limits_of(now[1])
         pooled = limits is not None and len(now) > 2 and _adjacent(*now[1:3])
-        return limits, _window_of(now[2]) if pooled else None
+        return Finished(norm, limits, _window_of(now[2]) if pooled else None)
 
     def behind_norm(self) -> tuple[Limits | None, Addend | None]:
         """What is added to the result of the batch normalisation that is running, and what it is cut to then.
@@ -115,7 +168,8 @@ class Sequence(threading.local):
             return None, None
         addend = now[1] if len(now) > 1 and isinstance(now[1], Addend) else None
         if addend is None:
-            return self.behind(norm)[0], None
+            following = self.behind(norm)
+            return following.limits if following.norm is None else None, None
         self._now = []
         if not _adjacent(norm, addend):
             return None, None
@@ -142,6 +196,18 @@ def _unobserved(module: nn.Module) -> bool:
     return ordinary and not everywhere and not any(hooks) and module._compiled_call_impl is None
 
 
+def _norm_of(module: Next) -> Norm | None:
+    """What one of torch's batch normalisations does, if that is the same for every batch."""
+    if type(module) not in NORMS or not isinstance(module, NORMS):
+        return None
+    if module.training or not {"forward", "_check_input_dim"}.isdisjoint(vars(module)):
+        return None
+    mean, variance = module.running_mean, module.running_var
+    if mean is None or variance is None or not ordinary(mean, variance, module.weight, module.bias):
+        return None
+    return Norm(mean, variance, module.weight, module.bias, module.eps)
+
+
 def _limits_of(module: Next) -> Limits | None:
     """What one of torch's activations cuts to."""
     if isinstance(module, tuple):
@@ -164,6 +230,11 @@ def _window_of(module: Next) -> Window | None:
         return None
     given = (module.kernel_size, module.stride, module.padding, module.dilation)
     return window_of(*given, module.ceil_mode, module.return_indices)
+
+
+def needs_grad(*operands: Tensor | None) -> bool:
+    """Whether a gradient may come back to one of them."""
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
 
 
 def sees_all(mode: object) -> bool:

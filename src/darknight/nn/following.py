@@ -25,7 +25,8 @@ _NOT_YET = object()
 # Of torch's layers: some that change nothing but statistics of their own, and look at nothing but their input.
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Identity, nn.AvgPool2d, *NORMS)
 
-# What can be finished with what stands behind it; a layer of these ends what can be finished.
+# What can be finished with what stands behind it; a layer of these ends what can be finished, except for a
+# normalisation right behind the layer, to which nothing is added.
 _FINISHED = (nn.modules.conv._ConvNd, nn.Linear, nn.Sequential, *NORMS)
 
 
@@ -127,7 +128,8 @@ class Following:
             now.append(addend)
         for taker in chain.takers:
             following = self._following(taker)
-            if following is None or isinstance(following, _FINISHED):
+            first = len(now) == 1 and isinstance(following, NORMS) and not chain.added
+            if following is None or (isinstance(following, _FINISHED) and not first):
                 break
             now.append(following)
         if len(now) == 1:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from darknight.errors import OpError, ProtectError
 from darknight.kernels import compiled_layers as kernels
-from darknight.kernels.compiled_layers import Limits, Window
-from darknight.nn.behind import Behind
+from darknight.kernels.compiled_layers import Affine, Window
+from darknight.nn.behind import NOTHING, Behind, Finished, Norm, needs_grad
 from darknight.ops import BilinearOp
 from darknight.runtime import Finish, Layer, Runtime, Saved
 from darknight.types import Pass
@@ -23,13 +23,12 @@ def product(
     x: Tensor,
     w: Tensor,
     bias: Tensor | None,
-    limits: Limits | None = None,
-    window: Window | None = None,
+    following: Finished = NOTHING,
 ) -> tuple[Tensor, Behind]:
     """<w, x> + bias, with <w, x> and its gradients computed through `runtime`; and what stands behind it.
 
-    x has its examples along the first axis, or is a single example without that axis. limits: the result may be cut to
-    these, and then pooled over `window`; whether it was, is said by what stands behind it.
+    x has its examples along the first axis, or is a single example without that axis. following: what may be done to
+    the result; whether it was, is said by what stands behind it.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise ProtectError(f"layer {layer.label}: a protected model cannot be traced. Call dk.unprotect_ first.")
@@ -50,14 +49,29 @@ def product(
     by_channel = bias is not None and bias.dim() == 1
     in_one = dtype == torch.float32 and type(x) is Tensor and not single and (bias is None or by_channel)
     behind = Behind(channel=1 if w.dim() > 2 else -1)
-    if in_one and kernels.chosen() is not None:
-        behind.limits, behind.window = limits, window
+    scaling = None
     with torch._C.DisableTorchFunction():  # what happens inside is no concern of an active function mode
+        if in_one and following.norm is not None and not autocast:
+            scaling = _scaling(op, x, w, bias, following.norm)
+        if in_one and kernels.chosen() is not None and (scaling is not None or following.norm is None):
+            behind.norm, behind.limits, behind.window = following
         y: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-            batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype, behind
+            batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype, behind, scaling
         )
         y = y.squeeze(0) if single else y
         return y if bias is None or by_channel else y + bias, behind
+
+
+def _scaling(op: BilinearOp, x: Tensor, w: Tensor, bias: Tensor | None, norm: Norm) -> Affine | None:
+    """What a normalisation does to the result, if that can be done at once: where no gradient comes back."""
+    library, shape = kernels.chosen(), op.output_shape(tuple(x.shape), tuple(w.shape))
+    last = w.dim() == 2 and len(shape) > 2  # channels of a linear map, which are not those of the normalisation
+    if library is None or last or needs_grad(x, w, bias, norm.weight, norm.bias):
+        return None
+    if _memory_format(x, w) != torch.contiguous_format:
+        return None
+    scaling = kernels.by_running(library, *norm.operands, norm.epsilon)
+    return scaling if scaling is not None and scaling.of(shape[1]) else None
 
 
 class _Product(torch.autograd.Function):
@@ -75,9 +89,10 @@ class _Product(torch.autograd.Function):
         keep: bool,
         dtype: torch.dtype,
         behind: Behind,
+        scaling: Affine | None,
     ) -> Tensor:
         saved: Saved | None = None
-        finish = Finish(channel=behind.channel, bias=bias, limits=behind.limits)
+        finish = Finish(channel=behind.channel, bias=bias, scaling=scaling, limits=behind.limits)
         if x.numel() and w.numel():
             y, saved = runtime.forward(layer, op, x, w, dtype=dtype, keep=keep, finish=finish)
         else:
@@ -124,7 +139,7 @@ class _Product(torch.autograd.Function):
                 channel = finish.channel % passed.dim()
                 sums = passed.sum([axis for axis in range(passed.dim()) if axis != channel])
             bias = sums.to(bias_dtype)
-        return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, *[None] * 6
+        return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, *[None] * 7
 
 
 def _passed(

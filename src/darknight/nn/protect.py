@@ -258,7 +258,7 @@ def _masked_forward(original: Callable[..., Any]) -> Callable[..., Any]:
             with protection.watching(binding.path, self):
                 return type(self).forward(self, input, *args, **kwargs)
         if why := protection.reason(binding.path):
-            with protection.watching(binding.path, self), protection.staying(why):
+            with protection.watching(binding.path, self), protection.staying(why, self):
                 return type(self).forward(self, input, *args, **kwargs)
         op = op_of(self, _output_padding(self, input, *args, **kwargs))
         return protection.product(binding.path, type(self).__name__, op, input, weight, self.bias, self)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from darknight.kernels import compiled_layers as kernels
 from darknight.kernels.compiled_layers import Library, Limits, Normalised
-from darknight.nn.behind import Addend, Behind, Sequence
+from darknight.nn.behind import Addend, Behind, Norm, Sequence, needs_grad
 from darknight.nn.pooling import ordinary, pooled, window_of
 
 _RELU = (0.0, math.inf)
@@ -55,13 +55,14 @@ class Staying:
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The result, if there is a kernel for this call; None if it is torch's."""
+        if func is Tensor.dim:  # which normalisations ask, and which tells nothing of what was done already
+            return None
         latest, behind, multiplied = self._latest.result(), self._latest.behind, self._latest.multiplied
         done = self._latest.done
         self._latest.result = lambda: None
         right_behind = latest is not None and bool(args) and args[0] is latest
         if latest is not None and right_behind and done:
-            called = window_of(*args[1:], **kwargs) if func is F.max_pool2d else limits_of(func, *args[1:], **kwargs)
-            assert called == done[0], "nothing but what was done already can come next"
+            assert _calls(done[0], func, *args[1:], **kwargs), "nothing but what was done already can come next"
             return self._given(latest, behind, multiplied=multiplied, done=done[1:]) if done[1:] else latest
         overwrites = func in _ACTIVATIONS and _in_place(func, *args[1:], **kwargs)
         limits = limits_of(func, *args[1:], **kwargs) if overwrites else None
@@ -86,6 +87,11 @@ class Staying:
         """A protected layer gave y, with what stands behind it."""
         self._given(y, behind, multiplied=True)
         self._latest.product = (weakref.ref(y), behind)
+
+    def convolved(self, y: Tensor, behind: Behind) -> None:
+        """A layer that stays gave y, with what was done to it already."""
+        if behind.done:
+            self._given(y, behind, multiplied=False)
 
     def _given(self, y: Tensor, behind: Behind, *, multiplied: bool, done: tuple[object, ...] | None = None) -> Tensor:
         latest = self._latest
@@ -118,21 +124,21 @@ class Staying:
     ) -> Tensor | None:
         if not ordinary(input, weight, bias, running_mean, running_var):
             return None
-        derived = _derived(input, weight, bias)
+        derived = needs_grad(input, weight, bias)
         if not training:
             if derived or running_mean is None or running_var is None:
                 return None
             limits, added = self._behind_norm(input, derived=False)
             scaled = _by_running(library, input, running_mean, running_var, weight, bias, eps, limits, added)
-            return None if scaled is None else self._normal(scaled, Behind(limits), added)
+            return None if scaled is None else self._normal(scaled, Behind(limits=limits), added)
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
         if not kernels.can_normalise(input, weight, bias, running):
             return None
         limits, added = self._behind_norm(input, derived=True)
-        behind, (y, before) = Behind(limits), self._latest.product
+        behind, (y, before) = Behind(limits=limits), self._latest.product
         more = None if added is None else added.value
         result: Tensor
-        if derived or _derived(more):
+        if derived or needs_grad(more):
             result = _Normalised.apply(  # type: ignore[no-untyped-call]
                 input, weight, bias, more, library, running, momentum, eps, behind, before if y() is input else None
             )
@@ -150,7 +156,9 @@ class Staying:
         limits, added = self._sequence.behind_norm()
         if added is None:
             return limits, None
-        fits = ordinary(added.value) and kernels.can_add(input, added.value) and (derived or not _derived(added.value))
+        fits = (
+            ordinary(added.value) and kernels.can_add(input, added.value) and (derived or not needs_grad(added.value))
+        )
         return (limits, added) if fits else (None, None)
 
     def _normal(self, y: Tensor, behind: Behind, added: Addend | None) -> Tensor:
@@ -244,17 +252,10 @@ def _by_running(
     added: Addend | None,
 ) -> Tensor | None:
     """In evaluation: the same scale for every batch."""
-    scale = (variance.double() + epsilon).rsqrt_()
-    if weight is not None:
-        scale *= weight
-    shift = -mean * scale
-    if bias is not None:
-        shift += bias
-    return kernels.affine(library, x, scale.float(), shift.float(), limits, None if added is None else added.value)
-
-
-def _derived(*operands: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in operands)
+    by = kernels.by_running(library, mean, variance, weight, bias, epsilon)
+    if by is None:
+        return None
+    return kernels.affine(library, x, by.scale, by.shift, limits, None if added is None else added.value)
 
 
 # --- activations in place ---------------------------------------------------------------------------------------------
@@ -308,6 +309,13 @@ class _Cut(torch.autograd.Function):
 _RELUS = {F.relu, torch.relu, Tensor.relu, F.relu_, torch.relu_, Tensor.relu_}
 _ACTIVATIONS = {*_RELUS, F.relu6, F.hardtanh, F.hardtanh_}
 _ALWAYS = {F.relu_, torch.relu_, Tensor.relu_, F.hardtanh_}
+
+
+def _calls(done: object, func: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether this call, with these arguments behind its input, is what was done already."""
+    if isinstance(done, Norm):
+        return func is F.batch_norm and done.is_called(*args, **kwargs)
+    return done == (window_of(*args, **kwargs) if func is F.max_pool2d else limits_of(func, *args, **kwargs))
 
 
 def limits_of(func: Any, *args: Any, **kwargs: Any) -> Limits | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 Decisions = tuple[bool, ...]
-_MOST_CALLS = 2  # behind a layer: an activation and a pooling
+_MOST_CALLS = 3  # behind a layer: a normalisation, an activation and a pooling
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ class Chain:
     """Who gets what a call gave, and nobody else: a sum with the value `other`, or none, and then some calls in turn.
 
     sum: the place of that step. moved: those of the steps before it, of which it needs some. checks: all that is asked
-    on the way. Between the sum, or the first call if there is none, and the last of `takers` nothing is computed.
+    on the way. added: whether a sum comes behind the one call that there is. Between the sum, or the first call if
+    there is none, and the last of `takers` nothing is computed.
     """
 
     sum: int | None
@@ -123,6 +124,7 @@ class Chain:
     moved: tuple[int, ...]
     takers: tuple[Taker, ...]
     checks: tuple[Check, ...]
+    added: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +207,7 @@ class Reading:
             return None
         value, last = path.arguments + place, place
         sum_: int | None = None
-        other, moved, takers = 0, tuple[int, ...](), list[Taker]()
+        other, moved, takers, added = 0, tuple[int, ...](), list[Taker](), False
         while len(takers) < _MOST_CALLS and (following := self._only_use(path, value)) is not None:
             between, step = range(last + 1, following), path.steps[following]
             terms = self._terms(path, step)
@@ -215,13 +217,14 @@ class Reading:
             else:
                 taker = _taker(path, step, value)
                 if taker is None or any(isinstance(path.steps[each], Call | Sum) for each in between):
+                    added = terms is not None and len(takers) == 1
                     break
                 takers.append(taker)
             value, last = path.arguments + following, following
         if last == place:
             return None
         checks = tuple(each for each in path.steps[place:last] if isinstance(each, Check))
-        return Chain(sum_, other, moved, tuple(takers), checks)
+        return Chain(sum_, other, moved, tuple(takers), checks, added)
 
     def _terms(self, path: Path, step: Step) -> tuple[int, int] | None:
         """The two values of a sum."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from darknight.errors import OpError
-from darknight.nn.behind import Sequence
+from darknight.nn.behind import NOTHING, Behind, Finished, Sequence
 from darknight.nn.depthwise import convolved
 from darknight.nn.few_rows import multiplied
 from darknight.nn.flops import FlopCounter
@@ -46,6 +46,7 @@ class _Running(threading.local):
         self.paths: list[str] = []
         self.outermost: tuple[str, nn.Module] | None = None
         self.staying: str | None = None  # why the products of the running layer are computed here
+        self.layer: nn.Module | None = None  # that layer
         self.watch: _Watch | None = None
 
 
@@ -118,8 +119,8 @@ class Protection:
     ) -> Tensor:
         """The product through the runtime, counted. module: the one that it is the whole forward of."""
         self.at_home.seen()
-        following = (None, None) if module is None else self._sequence.behind(module)
-        y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, *following)
+        following = NOTHING if module is None else self._sequence.behind(module)
+        y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, following)
         batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
         self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
         self.at_home.multiplied(y, behind)  # the last word: shapes are asked of a torch function too
@@ -170,13 +171,15 @@ class Protection:
         return Following(reading, module, self._sequence, self.at_home, self._active.watch).run(given)
 
     @contextmanager
-    def staying(self, why: str) -> Iterator[None]:
+    def staying(self, why: str, layer: nn.Module) -> Iterator[None]:
         """What the running layer multiplies is computed here."""
-        before, self._active.staying = self._active.staying, why
+        active = self._active
+        before = active.staying, active.layer
+        active.staying, active.layer = why, layer
         try:
             yield
         finally:
-            self._active.staying = before
+            active.staying, active.layer = before
 
     @property
     def why_staying(self) -> str | None:
@@ -194,13 +197,15 @@ class Protection:
         if func in self._free:
             return func(*args, **kwargs)
         path = self._active.paths[-1] if self._active.paths else ""
-        ours = convolved(func, args, kwargs)
-        if ours is None:
-            ours = multiplied(func, args, kwargs)
+        ours = convolved(func, args, kwargs, self._following)
+        if ours is None and (multiple := multiplied(func, args, kwargs)) is not None:
+            ours = multiple, Behind()
         if ours is not None:
-            flops = 2 * ours.numel() * prod(_Call(*args, **kwargs).terms)
+            y, behind = ours
+            flops = 2 * y.numel() * prod(_Call(*args, **kwargs).terms)
             self.report.count(path, _name(func), ENCLAVE, why or self._reason(args, kwargs), flops)
-            return ours
+            self.at_home.convolved(y, behind)
+            return y
         key = (func, _shapes(args), _shapes(tuple(kwargs.values())))
         if key in self._costs:
             result = func(*args, **kwargs)
@@ -214,6 +219,12 @@ class Protection:
         if flops:
             self.report.count(path, _name(func), ENCLAVE, why or self._reason(args, kwargs), flops)
         return result
+
+    def _following(self, weight: Tensor) -> Finished:
+        """What stands behind a product with this weight, if that is all that the running layer does."""
+        layer = self._active.layer
+        whole = layer is not None and layer._parameters.get("weight") is weight
+        return self._sequence.behind(layer) if whole and layer is not None else NOTHING
 
     def _reason(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if any(self.public(tensor) for tensor in _tensors((*args, *kwargs.values()))):
