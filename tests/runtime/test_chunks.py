@@ -201,9 +201,9 @@ def test_noise_that_is_used_for_two_chunks_is_noticed(cut, monkeypatch):  # noqa
     shares = MaskedField._shares
     numbers = []
 
-    def same(self, mixing, batch, noise, rooms, **options):
+    def same(self, mixing, batch, noise, rooms):
         numbers.append(noise.number)
-        return shares(self, mixing, batch, self._randomness.replay(numbers[0]), rooms, **options)
+        return shares(self, mixing, batch, self._randomness.replay(numbers[0]), rooms)
 
     monkeypatch.setattr(MaskedField, "_shares", same)
     assert all(map(repeated, seen(SCHEME)))
@@ -284,8 +284,8 @@ def test_shares_of_two_chunks_are_in_memory_at_most(ahead, cut, monkeypatch):  #
     monkeypatch.setattr(cutting, "AHEAD", ahead)
     alive, most, shares = [], [], MaskedField._shares
 
-    def noted(self, mixing, batch, noise, rooms, **options):
-        made = shares(self, mixing, batch, noise, rooms, **options)
+    def noted(self, mixing, batch, noise, rooms):
+        made = shares(self, mixing, batch, noise, rooms)
         alive.append(weakref.ref(made[0]))
         most.append(sum(each() is not None for each in alive))
         return made

@@ -20,12 +20,12 @@ CUTS = {
 PASSES = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "reference"])
 
 
-def masked(values, cuts, summed=True) -> Operand:
+def masked(values, cuts) -> Operand:
     scheme, randomness = dk.Scheme(inputs=2, colluders=1), Randomness.from_operating_system()
     mixing = draw_code(scheme, randomness.fresh()).A
     operand = Operand(values, 7, float(values.abs().max()))
     for part in [operand.part(cut) for cut in cuts] or [operand]:
-        part.shares(mixing, scheme.arithmetic.prime, randomness.fresh(), {}, summed=summed)
+        part.shares(mixing, scheme.arithmetic.prime, randomness.fresh(), {})
     return operand
 
 
@@ -38,7 +38,6 @@ def test_a_checksum_does_not_depend_on_how_it_was_found(compiled, cuts, dtype, m
     values = torch.randn(7, 3, 500, dtype=dtype)
     expected = reference.checksum(reference.quantise_nearest(values, 7))
     assert masked(values, cuts).checksum == expected
-    assert masked(values, cuts, summed=False).checksum == expected
     assert masked(values, cuts[:-1]).checksum == expected  # some were never masked
     assert Operand(values, 7, float(values.abs().max())).checksum == expected
 
@@ -52,3 +51,21 @@ def test_what_was_masked_is_not_read_again(cuts, monkeypatch):
     operand = masked(values, cuts)
     values.zero_()  # it is of what was masked
     assert operand.checksum != 0
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_share_is_made_again_only_if_it_is_the_same(first):
+    """Two shares under one noise differ by what the data differ by."""
+    scheme, randomness = dk.Scheme(inputs=2, colluders=1), Randomness.from_operating_system()
+    mixing, prime, noise = draw_code(scheme, randomness.fresh()).A, scheme.arithmetic.prime, randomness.fresh()
+    values = torch.randn(7, 3, 500)
+    part = Operand(values, 7, float(values.abs().max())).part(slice(first, 7))
+    shares = part.shares(mixing, prime, noise, {})
+    assert torch.equal(part.share(mixing, prime, randomness.replay(noise.number), 1), shares[1])
+    part._integers = None  # as if nobody had looked
+    values[5, 1, 7] += 1.0
+    if compiled_field.chosen() is None:
+        pytest.skip("nothing was compiled: integers are kept")
+    for _ in range(2):
+        with pytest.raises(dk.errors.EncodingError, match="overwritten while workers computed"):
+            part.share(mixing, prime, randomness.replay(noise.number), 1)

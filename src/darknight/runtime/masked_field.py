@@ -99,8 +99,7 @@ class MaskedField:
         if keep:
             self._exchange.forget_with(saved)
         # 1. Mask, with fresh noise, and send.
-        maker = self._maker(code.A, x, noise, summed=keep)
-        with self._exchange.forward(layer, op, code, maker, saved, keep) as asked:
+        with self._exchange.forward(layer, op, code, self._maker(code.A, x, noise), saved, keep) as asked:
             yield
             # 2. Wait for the answers, unmask and check.
             gathered = asked.gathered()
@@ -253,20 +252,18 @@ class MaskedField:
         """
         return further or len(self._ledger.failed) > failed
 
-    def _maker(self, mixing: Mixing, batch: Operand, noise: Stream, *, summed: bool = False) -> Maker:
-        """Every masking has a stream of noise of its own. summed: the batch's checksum will be asked for."""
+    def _maker(self, mixing: Mixing, batch: Operand, noise: Stream) -> Maker:
+        """Every masking has a stream of noise of its own."""
 
         def again(seat: int) -> Tensor:
             return batch.share(mixing, self._prime, self._randomness.replay(noise.number), seat)
 
-        return Maker(lambda rooms: self._shares(mixing, batch, noise, rooms, summed=summed), again)
+        return Maker(lambda rooms: self._shares(mixing, batch, noise, rooms), again)
 
-    def _shares(
-        self, mixing: Mixing, batch: Operand, noise: Stream, rooms: Rooms, *, summed: bool = False
-    ) -> MaskedShares:
+    def _shares(self, mixing: Mixing, batch: Operand, noise: Stream, rooms: Rooms) -> MaskedShares:
         """By worker, (group, *feature)."""
         with phase("encode"):
-            return batch.shares(mixing, self._prime, noise, rooms, summed=summed)
+            return batch.shares(mixing, self._prime, noise, rooms)
 
     def _note_masked(self, layer: Layer, what: str, batch: Operand) -> None:
         """Before anything of it is sent."""

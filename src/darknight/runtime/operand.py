@@ -12,8 +12,14 @@ from torch import Tensor
 from darknight.coding import MaskedShares, Mixing, virtual_batches
 from darknight.coding import field as coding
 from darknight.coding.fixed_point import checksum, dequantise, quantise_nearest, quantise_stochastic
+from darknight.errors import EncodingError
 from darknight.integrity import Integers, Rounded, Weighed
 from darknight.randomness import Stream
+
+_CHANGED = (
+    "its input was overwritten while workers computed with it, so that no share of it can be made again. Let nobody "
+    "write to a batch before the layer has returned."
+)
 
 
 @dataclass(eq=False)
@@ -73,13 +79,8 @@ class Operand:
         numbers = self.numbers
         return checksum(numbers.values, numbers.exponent) if isinstance(numbers, Rounded) else checksum(numbers)
 
-    def shares(
-        self, mixing: Mixing, prime: int, stream: Stream, rooms: Mapping[int, Tensor], *, summed: bool = False
-    ) -> MaskedShares:
-        """By worker, (group, *feature), masked with noise from `stream`; in its room, if there is one and it can be.
-
-        summed: its checksum will be asked for.
-        """
+    def shares(self, mixing: Mixing, prime: int, stream: Stream, rooms: Mapping[int, Tensor]) -> MaskedShares:
+        """By worker, (group, *feature), masked with noise from `stream`; in its room, if there is one and it can be."""
         if self._integers is not None or self.values.dtype != torch.float32:
             return coding.encode_shares(mixing, virtual_batches(self.integers, mixing.inputs), prime, stream)
         bound = math.floor(self.largest * 2.0**self.exponent) + 1
@@ -92,13 +93,20 @@ class Operand:
             prime=prime,
             stream=stream,
             keep=self.words is not None,
-            row=self.first if summed else None,
+            row=self.first,
             rooms=rooms,
         )
         return shares
 
     def share(self, mixing: Mixing, prime: int, stream: Stream, worker: int) -> Tensor:
-        """One of them again, from the same noise."""
+        """One of them again, from the same noise. Raises EncodingError if it would be another one.
+
+        Under the same noise, two different shares would tell whoever gets both of them what the difference is.
+        """
+        if self._checksum is not None:
+            before = self.integers.new_zeros(self.first, *self.shape[1:])
+            if checksum(torch.cat([before, self.integers])) != self._checksum:
+                raise EncodingError(_CHANGED)
         groups = virtual_batches(self.integers, mixing.inputs)
         return coding.encode(mixing, groups, prime, stream, rows=[worker])[0]
 
