@@ -12,6 +12,8 @@ import torch
 
 from darknight.kernels import compiled, compiled_residues
 
+ROOM = ("lines", "held")  # to work in: what is left there is nobody's result, and not every variant needs it
+
 # Repeats what was written down, in memory of its own that is not a byte longer, and compares what it finds there.
 REPLAY = """
 import ctypes, marshal, sys
@@ -86,7 +88,7 @@ class Recording:
             kept = [blocks.argument(value, kind) for value, kind in zip(values, arguments, strict=True)]
             before = blocks.contents()
             answer = function(*values)
-            pieces = list(zip(before, blocks.contents(), blocks.pointers, strict=True))
+            pieces = list(zip(before, blocks.results(), blocks.pointers, strict=True))
             signature = "".join(each._type_ for each in arguments)
             kind = None if result is None else result._type_
             marshal.dump((str(path), symbol, signature, kind, kept, pieces, answer), self._file)
@@ -106,6 +108,7 @@ class _Blocks:
         self._known = known
         self._places: list[tuple[int, int]] = []
         self._objects: list[Any] = []  # arrays that would be gone
+        self._room: set[int] = set()
         self.pointers: list[list[tuple[int, int, int]]] = []
 
     def argument(self, value: Any, kind: Any) -> Any:
@@ -116,6 +119,10 @@ class _Blocks:
 
     def contents(self) -> list[bytes]:
         return [ctypes.string_at(start, size) for start, size in self._places]
+
+    def results(self) -> list[bytes]:
+        """The same, of what is to be compared."""
+        return [b"" if piece in self._room else found for piece, found in enumerate(self.contents())]
 
     def _piece(self, start: int, size: int) -> int:
         if (start, size) not in self._places:
@@ -140,6 +147,9 @@ class _Blocks:
                 self.pointers[piece].append((offset, *self._of_object(array)))
             elif entry:
                 self.pointers[piece].append((offset, *self._of_address(entry)))
+        for name, kind in getattr(value, "_fields_", ()):
+            if name in ROOM and kind is ctypes.c_void_p and getattr(value, name):
+                self._room.add(self._of_address(getattr(value, name))[0])
         return piece, 0
 
 

@@ -8,7 +8,8 @@ Depthwise convolutions are in `depthwise`, fully connected layers in `few_rows`.
 An activation that overwrites what was just normalised (ReLU or ReLU6 with inplace=True) is not derived by itself:
 batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did. Right
 behind a protected layer, the backward passes of both also find out what that of the layer needs to know. An activation
-that was known beforehand (nn.behind) was computed before it is called, and so was a sum before it.
+that was known beforehand (nn.behind) was computed before it is called, and so was a sum before it, or in evaluation a
+normalisation.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Staying:
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """The result, if there is a kernel for this call; None if it is torch's."""
-        if func is Tensor.dim:  # which normalisations ask, and which tells nothing of what was done already
+        if func is Tensor.dim:  # normalisations ask that first; what was done already does not show in it
             return None
         latest, behind, multiplied = self._latest.result(), self._latest.behind, self._latest.multiplied
         done = self._latest.done
