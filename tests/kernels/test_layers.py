@@ -30,6 +30,7 @@ SHAPES = [
 ]
 WINDOWS = [
     (Window((2, 2), (2, 2), (0, 0)), (6, 8)),
+    (Window((2, 2), (2, 2), (0, 0)), (7, 47)),  # a row and a column that no window meets
     (Window((3, 3), (2, 2), (1, 1)), (7, 10)),
     (Window((3, 2), (1, 3), (1, 0)), (5, 11)),
     (Window((1, 5), (4, 1), (0, 2)), (9, 5)),
