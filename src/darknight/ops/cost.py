@@ -101,14 +101,14 @@ def sent_seconds(form: Form, sharing: Sharing, rates: Rates) -> float:
     messages = workers * (2 if sharing.training else 1)  # a share, and new weights
     total = rates.call + messages * rates.message
     total += _masked(form.x_shape, sharing, rates) + _unmasked(form.y_shape, sharing, rates)
-    total += _checked(x + y, sharing, rates)
+    total += _checked(x + y + w, sharing, rates)
     if not sharing.training:
-        return total
+        return total + w * rates.survey  # are they still those that workers have?
     total += w * (rates.survey + width * rates.encode) + workers * w * width * rates.copy
     total += rates.call + workers * rates.message
     total += _masked(form.y_shape, sharing, rates) + y * rates.rounding + x * width * rates.encode
     if form.grad_input:
-        total += _unmasked(form.x_shape, sharing, rates) + _checked(x + y, sharing, rates)
+        total += _unmasked(form.x_shape, sharing, rates) + _checked(x + y + w, sharing, rates)
     answers = sharing.answering * w * width
     folded = form.x_shape[0] * form.op.groups * (_positions(form, form.x_shape) + _positions(form, form.y_shape))
     total += answers * rates.copy + (answers + w * (width + _FLOAT)) * rates.decode
