@@ -51,6 +51,7 @@ def steps(fleet, count=3):
             optimizer.zero_grad()
             model(torch.randn(4, 1, 6, 6)).square().mean().backward()
             optimizer.step()
+        assert not runtime.ledger.missed  # nobody was waited for in vain
         unprotect_(model)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 

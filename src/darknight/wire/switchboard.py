@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from darknight.types import Answer
 from darknight.wire.bell import Bell
@@ -52,6 +52,7 @@ class Switchboard:
         self._wires: _Wires | None = None  # while there are doors
         self._owner = 0  # the thread that has claimed, and how often
         self._claims = 0
+        self._waived = 0  # claims of the owner, who waits in another way meanwhile
         self._turn = threading.Lock()  # held by who hears
         self._fetched: deque[tuple[int, float]] = deque()  # descriptors: packets that were not heard yet, since when
         self.heard_at = 0.0  # when that came which is being heard
@@ -77,7 +78,7 @@ class Switchboard:
         """The calling thread listens from now on until `release`, if no other has said so."""
         caller = threading.get_ident()
         with self._lock:
-            if self._wires is None or (self._claims and self._owner != caller):
+            if self._wires is None or ((self._claims or self._waived) and self._owner != caller):
                 return False
             if not self._claims:
                 self._wires.still()
@@ -89,12 +90,31 @@ class Switchboard:
         """The thread listens again, if the caller has released as often as claimed."""
         with self._lock:
             self._claims -= 1
-            if self._claims:
-                return
-            assert self._wires is not None  # they stay while somebody attends
-            self._wires.ring()
-            if self._fetched or not self._ears:
-                self._signal()  # the thread hears what is left, or ends
+            if not self._claims:
+                self._leave_to_the_thread()
+
+    @contextmanager
+    def waived(self) -> Iterator[None]:
+        """While it is open the thread listens, whatever the caller has claimed: he waits for other answers too."""
+        with self._lock:
+            mine = self._claims if self._owner == threading.get_ident() else 0
+            if mine:
+                self._claims, self._waived = 0, mine
+                self._leave_to_the_thread()
+        try:
+            yield
+        finally:
+            if mine:
+                with self._lock:
+                    self._claims, self._waived = mine, 0
+                    assert self._wires is not None
+                    self._wires.still()
+
+    def _leave_to_the_thread(self) -> None:
+        assert self._wires is not None  # they stay while somebody attends
+        self._wires.ring()
+        if self._fetched or not self._ears:
+            self._signal()  # the thread hears what is left, or ends
 
     def first_done(self, waiting: Collection[Future[Answer]], timeout: float, several: int) -> list[Future[Answer]]:
         """For who has claimed: those that are done, as soon as so many are; perhaps none, after `timeout` seconds.
@@ -122,7 +142,7 @@ class Switchboard:
         while True:
             wires.idle.poll()
             with self._lock:
-                if not self._ears and not self._claims:
+                if not self._ears and not self._claims and not self._waived:
                     self._wires = None
                     wires.close()
                     return
@@ -229,9 +249,13 @@ def attended(asked: Collection[Future[Answer]]) -> Iterator[FirstDone]:
     Where all answers come over the doors of one switchboard, whoever calls it listens there; else others do.
     """
     boards = {future.board if isinstance(future, Awaited) else None for future in asked}
-    board = boards.pop() if len(boards) == 1 else None
+    board = next(iter(boards)) if len(boards) == 1 else None
     if board is None or not board.claim():
-        yield _first_done
+        with ExitStack() as stack:
+            for each in boards - {None}:
+                assert each is not None
+                stack.enter_context(each.waived())
+            yield _first_done
         return
     try:
         yield board.first_done
