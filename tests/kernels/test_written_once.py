@@ -14,36 +14,41 @@ from kernels.test_field import PRIMES, built
 PRIME = PRIMES[1]
 BEFORE = -7  # no residue
 INPUTS, FEATURES = 4, 70_001
-MATRIX = [
-    [int(number) for number in row] for row in draw_code(Scheme(inputs=4, colluders=1), Randomness(bytes(32))).A.rows
-]
 
 
-def by_masking(values, words, noise, outs):
-    masking.encode(values, 6, words, MATRIX, noise, PRIME, inputs=INPUTS, largest=1 << 12, outs=outs, keep=False)
+def rows_of(scheme):
+    return [[int(number) for number in row] for row in draw_code(scheme, Randomness(bytes(32)).fresh()).A.rows]
+
+
+MATRIX = rows_of(Scheme(inputs=4, colluders=1))
+DENSE = rows_of(Scheme(inputs=4, colluders=2, mixing="dense"))
+
+
+def by_masking(values, words, noise, outs, matrix):
+    masking.encode(values, 6, words, matrix, noise, PRIME, inputs=INPUTS, largest=1 << 12, outs=outs, keep=False)
 
 
 def compiled(kind):
-    def run(values, words, noise, outs):
-        ranges = ((-(1 << 12), 1 << 12),) * INPUTS + ((0, PRIME - 1),)
-        form = Form(tuple(map(tuple, MATRIX)), ranges, PRIME, False)
+    def run(values, words, noise, outs, matrix):
+        ranges = ((-(1 << 12), 1 << 12),) * INPUTS + ((0, PRIME - 1),) * len(noise)
+        form = Form(tuple(map(tuple, matrix)), ranges, PRIME, False)
         assert compiled_field.encode(built(kind), form, values, 64.0, words, INPUTS, noise, outs, None) is not None
 
     return run
 
 
-def without_a_compiler(values, words, noise, outs):
+def without_a_compiler(values, words, noise, outs, matrix):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masking, "chosen", lambda: None)
-        by_masking(values, words, noise, outs)
+        by_masking(values, words, noise, outs, matrix)
 
 
-def in_two_steps(values, words, noise, outs):
+def in_two_steps(values, words, noise, outs, matrix):
     """What is to be hidden first, and then what hides it."""
     quantised = reference.quantise_nearest(values, 6).view(-1, INPUTS, FEATURES)
     for place in range(INPUTS):
         outs[place].copy_(quantised[:, place]).add_(noise[0]).remainder_(PRIME)
-    reference.encode(values, 6, words, MATRIX[INPUTS:], noise, PRIME, inputs=INPUTS, outs=outs[INPUTS:])
+    reference.encode(values, 6, words, matrix[INPUTS:], noise, PRIME, inputs=INPUTS, outs=outs[INPUTS:])
 
 
 HONEST = {
@@ -55,14 +60,15 @@ HONEST = {
 }
 
 
-def glimpses(encode, tries):
+def glimpses(encode, tries, matrix=MATRIX):
     """How often somebody who looks all the time saw something that is neither what was there, nor the share."""
     torch.manual_seed(0)
-    values, words = torch.randn(2 * INPUTS, FEATURES), None
-    noise = torch.randint(0, PRIME, (1, 2, FEATURES), dtype=torch.int32)
-    outs = [torch.full((2, FEATURES), BEFORE, dtype=torch.int32) for _ in MATRIX]
+    values = torch.randn(2 * INPUTS, FEATURES)
+    words = None if matrix is MATRIX else torch.randint(0, 1 << 24, values.shape, dtype=torch.int32)
+    noise = torch.randint(0, PRIME, (len(matrix[0]) - INPUTS, 2, FEATURES), dtype=torch.int32)
+    outs = [torch.full((2, FEATURES), BEFORE, dtype=torch.int32) for _ in matrix]
     shares = [torch.empty_like(out) for out in outs]
-    reference.encode(values, 6, words, MATRIX, noise, PRIME, inputs=INPUTS, outs=shares)
+    reference.encode(values, 6, words, matrix, noise, PRIME, inputs=INPUTS, outs=shares)
     over, wrong = threading.Event(), []
 
     def look():
@@ -77,7 +83,7 @@ def glimpses(encode, tries):
         for _ in range(tries):
             for out in outs:
                 out.fill_(BEFORE)
-            encode(values, words, noise, outs)
+            encode(values, words, noise, outs, matrix)
             assert all(map(torch.equal, outs, shares))
     finally:
         over.set()
@@ -89,6 +95,11 @@ def glimpses(encode, tries):
 @pytest.mark.parametrize("encode", HONEST.values(), ids=HONEST)
 def test_nothing_but_the_share_is_ever_seen(encode):
     assert glimpses(encode, 60) == 0
+
+
+@pytest.mark.parametrize("kind", ["", "plain_"])
+def test_nor_with_a_dense_code_and_random_rounding(kind):
+    assert glimpses(compiled(kind), 20, DENSE) == 0
 
 
 def test_who_masks_in_two_steps_is_found_by_that():

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 import darknight as dk
 from darknight.kernels import compiled_few_rows
@@ -238,3 +239,21 @@ def test_what_torch_refuses_is_refused_in_its_words(monkeypatch):
         dk.protect_(model, runtime, where=nothing)
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             model(torch.randn(2, 39))
+
+
+def test_what_is_more_than_its_values_is_torchs(monkeypatch):
+    """Forward-mode derivatives, and functions that torch.func transforms."""
+    spy = Spy(monkeypatch)
+    layer = nn.Linear(40, 30).requires_grad_(False)
+    x, along = torch.randn(3, 40), torch.randn(3, 40)
+    with dk.Runtime(SCHEME, None) as runtime:
+        dk.protect_(layer, runtime, where=nothing)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, along))).tangent
+        mapped = torch.func.vmap(layer)(x)
+        assert spy.forward == []
+        layer(x)
+        assert spy.forward == [(3, 40)]
+        dk.unprotect_(layer)
+    assert torch.allclose(tangent, along @ layer.weight.T, atol=1e-5)
+    assert torch.allclose(mapped, layer(x), atol=1e-5)

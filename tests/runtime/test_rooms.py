@@ -12,12 +12,15 @@ import torch
 
 import darknight as dk
 from darknight.fleet import Fleet, Member
+from darknight.runtime.crew import Crew
 from darknight.runtime.masking import Masking
+from darknight.runtime.sending import BackwardRound
 from darknight.types import BackwardTask, ForwardTask
+from darknight.wire import grpc_link
 from darknight.wire.shared_memory import Memory
 from darknight.worker import Executor, serve
 from runtime.liars import step
-from runtime.scripts import network
+from runtime.scripts import batch, network
 from wire.peers import EchoSession, bench
 
 SCHEME = dk.Scheme(inputs=2, colluders=1)
@@ -126,6 +129,53 @@ def test_who_reads_a_share_where_its_worker_can_write_has_no_right_result(monkey
     nobody = pytest.raises(dk.errors.IntegrityError, match="Not even the enclave's own computation passes")
     with protected(BackwardTask, dies=True, standbys=1) as (model, _), nobody:
         step(model)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_who_is_dialled_again_between_masking_and_sending_is_no_liar(broken, monkeypatch):
+    """Its share lies in the memory of the link before. The control empties that at once, and sends what is there."""
+    sent, again = Crew._sent, []
+
+    def dialled_again(self, weights, orders):
+        if not again:
+            again.append(self._fleet._lines[0])
+            again[0].close()
+            again[0].dial(now=True)
+        return sent(self, weights, orders)
+
+    monkeypatch.setattr(Crew, "_sent", dialled_again)
+    if broken:
+        monkeypatch.setattr(grpc_link, "is_room", lambda tensor: False)
+        monkeypatch.setattr(Memory, "keep", lambda self, block, tensor: None)
+    with protected() as (model, runtime):
+        step(model)
+        assert is_right(model)
+        assert [event.worker for event in runtime.ledger.blamed] == (["w0"] if broken else [])
+        assert again[0].epoch == 2
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_share_of_an_input_that_was_overwritten_is_not_made_again(changed):
+    """In the backward pass, after it was looked at: the worker that has lost it would get another one."""
+    with protected(standbys=1) as (model, runtime):
+        x, target = batch(6)
+        first = next(iter(runtime._layers.values()))
+        seen = BackwardRound.begin
+
+        def begin(self):
+            if self._layer is first:
+                runtime.fleet._lines[0].close()
+                x.data.add_(1.0 if changed else 0.0)
+            seen(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BackwardRound, "begin", begin)
+            loss = torch.nn.functional.cross_entropy(model(x), target)
+            if not changed:
+                loss.backward()
+                return
+            with pytest.raises(dk.errors.EncodingError, match="overwritten while workers computed"):
+                loss.backward()
 
 
 def test_every_room_is_used_or_given_back():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from darknight.kernels import compiled_layers as kernels
 from darknight.kernels.compiled_layers import Library, Window
@@ -70,5 +71,9 @@ def pair(value: Any) -> tuple[int, int]:
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether they are torch's own tensors: a subclass may have ideas of its own."""
+    """Whether they are torch's own tensors, and nothing but values: a subclass may have ideas of its own, and what
+    torch.func or forward-mode derivatives follow is more than its memory says.
+    """
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return False
     return all(each is None or type(each) in (Tensor, nn.Parameter) for each in tensors)

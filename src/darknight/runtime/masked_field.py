@@ -100,6 +100,7 @@ class MaskedField:
             self._exchange.forget_with(saved)
         # 1. Mask, with fresh noise, and send.
         with self._exchange.forward(layer, op, code, self._maker(code.A, x, noise), saved, keep) as asked:
+            saved.checksum = x.masked_checksum if keep else 0
             yield
             # 2. Wait for the answers, unmask and check.
             gathered = asked.gathered()
@@ -166,7 +167,8 @@ class MaskedField:
 
         def again(seat: int) -> Tensor:
             """A share of x that its worker has lost, from the same noise."""
-            return x.share(code.A, self._prime, self._randomness.replay(saved.stream), seat)
+            noise = self._randomness.replay(saved.stream)
+            return x.share(code.A, self._prime, noise, seat, masked=saved.checksum)
 
         def given(kind: Pass, seat: int) -> Given:
             return Given(

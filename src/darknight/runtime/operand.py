@@ -98,15 +98,24 @@ class Operand:
         )
         return shares
 
-    def share(self, mixing: Mixing, prime: int, stream: Stream, worker: int) -> Tensor:
+    @property
+    def masked_checksum(self) -> int:
+        """Of these examples, at their places in the batch."""
+        return self._read_again() if self._checksum is None else self._checksum
+
+    def _read_again(self) -> int:
+        before = self.integers.new_zeros(self.first, *self.shape[1:])
+        return checksum(torch.cat([before, self.integers]))
+
+    def share(self, mixing: Mixing, prime: int, stream: Stream, worker: int, *, masked: int | None = None) -> Tensor:
         """One of them again, from the same noise. Raises EncodingError if it would be another one.
 
         Under the same noise, two different shares would tell whoever gets both of them what the difference is.
+        masked: `masked_checksum` when they were masked, if that was another operand of the same values.
         """
-        if self._checksum is not None:
-            before = self.integers.new_zeros(self.first, *self.shape[1:])
-            if checksum(torch.cat([before, self.integers])) != self._checksum:
-                raise EncodingError(_CHANGED)
+        known = self._checksum if masked is None else masked
+        if known is not None and self._read_again() != known:
+            raise EncodingError(_CHANGED)
         groups = virtual_batches(self.integers, mixing.inputs)
         return coding.encode(mixing, groups, prime, stream, rows=[worker])[0]
 

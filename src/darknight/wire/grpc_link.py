@@ -44,7 +44,7 @@ from darknight.wire.doors import knock
 from darknight.wire.fields import printable
 from darknight.wire.handshake import Welcome
 from darknight.wire.identity import WORKER, Identity, fingerprint
-from darknight.wire.lending import Lending, Loan
+from darknight.wire.lending import Lending, Loan, is_room
 from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
 from darknight.wire.outbox import Outbox, Parcel
 from darknight.wire.readers import Question, ReplyReader
@@ -228,6 +228,8 @@ class _Stream:
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()
+        if is_room(task.tensor) and (self._lending is None or not self._lending.has_room(task.tensor)):
+            raise LinkClosed("it began again while its share was made")  # for the link before this one, which lives on
         loan = parcel = where = None
         try:
             with self._explaining:

@@ -7,7 +7,8 @@ So a block is used again only when the worker cannot need it:
     an answer's blocks, if it is read in place          when it was answered and released, or nobody has it any more
     a share that is kept, and weights                   when they were forgotten and every task before that is answered
 
-A share may be made where its worker reads it (`room`). Until it is asked with, the worker does not know of the block.
+A share may be made where its worker reads it (`room`). The worker can look there at once; but nothing tells it to, and
+nothing that it does counts before the share is asked with.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ from torch import Tensor
 from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, Weights
 from darknight.wire.shared_memory import Block, Memory
 from darknight.wire.usual import places
+
+_ROOMS: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # of all links, by address
+
+
+def is_room(tensor: Tensor) -> bool:
+    """Whether it is some worker's to read and write: then it is never read here."""
+    return _ROOMS.get(tensor.data_ptr()) is tensor
 
 
 @dataclass(frozen=True)
@@ -93,11 +101,21 @@ class Lending:
             return None
         self._tidy()
         block = self._memory.reserve(nbytes)
-        tensor = self._memory.look(block, shape, dtype)
-        address, left = tensor.data_ptr(), self._left
-        with self._lock:
-            self._rooms[address] = block, weakref.ref(tensor, lambda _: left.append(address))
+        try:
+            tensor = self._memory.look(block, shape, dtype)
+            self._memory.keep(block, tensor)  # who masks writes to it, also if the link ends meanwhile
+            address, left = tensor.data_ptr(), self._left
+            with self._lock:
+                _ROOMS[address] = tensor
+                self._rooms[address] = block, weakref.ref(tensor, lambda _: left.append(address))
+        except BaseException:
+            self._memory.free(block)
+            raise
         return tensor
+
+    def has_room(self, tensor: Tensor) -> bool:
+        """Whether `lend` will find the share there."""
+        return tensor.data_ptr() in self._rooms
 
     def _tidy(self) -> None:
         if self._released or self._left:
@@ -117,10 +135,11 @@ class Lending:
     def lend(self, task: Task, expected: Expected) -> Loan:
         """Writes the share of a task, if it is not there already, and takes places for its answer."""
         self._tidy()
-        share = self._share(task.tensor) if task.seed is None else None
+        share: Block | None = None
         answers: dict[Pass, Block] = {}
         lent: dict[Pass, Tensor] | None = {} if expected.lent else None
         try:
+            share = self._share(task.tensor) if task.seed is None else None
             for kind, shape in expected.shapes.items():
                 answers[kind] = self._memory.reserve(prod(shape) * expected.dtype.itemsize)
                 if lent is not None:
