@@ -202,7 +202,7 @@ def test_a_share_is_in_custody_before_it_is_written():
         desk = runtime._exchange._desk
         layer = next(iter(runtime._layers.values()))
         masking = desk.open_call()
-        assert desk.room(layer, masking, 0, 0, (1, 3)) is not None
+        assert desk.rooms(layer, masking, {0: 0, 2: None}, (1, 3)).keys() == {0}
         assert desk.crew.custody._maskings[masking] == {0: {0}}
-        assert desk.room(layer, masking, 1, 0, (1, 3)) is None
-        assert desk.room(layer, masking, 1, 1, (1, 3)) is not None
+        assert desk.rooms(layer, masking, {1: 0}, (1, 3)) == {}
+        assert desk.rooms(layer, masking, {1: 1}, (1, 3)).keys() == {1}

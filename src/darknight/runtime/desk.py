@@ -48,16 +48,20 @@ class Desk:
         if self.crew.custody.sent(masking, seat, worker):
             self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self.crew.name(worker)))
 
-    def room(self, layer: Layer, masking: int, seat: int, worker: int, shape: tuple[int, ...]) -> Room | None:
-        """Where the share of a seat may be made; from now on its worker has it. None where it must be sent."""
-        if not self.makes_in_rooms or not self.may_send(masking, seat, worker):
-            return None
-        holder = self.crew.now(worker)
-        tensor = self.crew.room(worker, shape, self.dtype)
-        if tensor is None:
-            return None
-        self.note_sent(layer, masking, seat, worker)
-        return Room(holder, tensor)
+    def rooms(
+        self, layer: Layer, masking: int, workers: Mapping[int, int | None], shape: tuple[int, ...]
+    ) -> dict[int, Room]:
+        """By seat, where its share may be made: from now on its worker has it. workers: by seat, who is to have it."""
+        rooms: dict[int, Room] = {}
+        for seat, worker in workers.items():
+            if worker is None or not self.makes_in_rooms or not self.may_send(masking, seat, worker):
+                continue
+            holder = self.crew.now(worker)
+            tensor = self.crew.room(worker, shape, self.dtype)
+            if tensor is not None:
+                self.note_sent(layer, masking, seat, worker)
+                rooms[seat] = Room(holder, tensor)
+        return rooms
 
     def expected(self, shapes: Mapping[Pass, tuple[int, ...]], *, lent: bool = False) -> Expected:
         """lent: as far as answers are read in place."""

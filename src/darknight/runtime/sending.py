@@ -17,7 +17,7 @@ from darknight.runtime.crew import Asked, Order, Round
 from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
-from darknight.runtime.masking import Maker, Masking, Room
+from darknight.runtime.masking import Maker, Masking
 from darknight.types import BackwardTask, ForwardTask, Pass, Seed
 
 Deltas = Maker | Tensor  # in the clear, one tensor for all workers (group, input, *feature)
@@ -53,7 +53,7 @@ class ForwardRound:
 
     def begin(self) -> None:
         """Makes the shares and sends them."""
-        desk, call = self._desk, self._saved.call
+        desk = self._desk
         desk.begin()
         found = Gathered(
             call=self._saved.call,
@@ -66,12 +66,9 @@ class ForwardRound:
             question=self._question,
             parts=OwnParts(desk.ledger, self._layer, Pass.FORWARD, self._own),
         )
-        rooms = {}
-        for seat in sorted({*found.wanted, *self._keeping} - self._code.A.carriers.keys()):
-            worker = self._crew.seats.worker(seat)
-            room = None if worker is None else desk.room(self._layer, call, seat, worker, self._share_shape)
-            if room is not None:
-                rooms[seat] = room
+        seats = sorted({*found.wanted, *self._keeping} - self._code.A.carriers.keys())
+        workers = {seat: self._crew.seats.worker(seat) for seat in seats}
+        rooms = desk.rooms(self._layer, self._saved.call, workers, self._share_shape)
         self._shares = Masking(self._maker, rooms)
         orders = self._orders(found.wanted, also=self._keeping)
         self._begun = self._crew.ask(self._layer, self._saved.weights, orders), found
@@ -207,7 +204,10 @@ class BackwardRound:
         found = {kind: self._gather(kind) for kind in self._passes}
         everyone = sorted({seat for part in found.values() for seat in part.wanted})
         if isinstance(self._deltas, Maker):
-            self._deltas = Masking(self._deltas, self._rooms(everyone))
+            workers = {seat: self._worker(seat) for seat in everyone if seat not in self._code.B.carriers}
+            shape = self._saved.weights.op.output_shape(self._share_shape, self._saved.weights.shape)
+            rooms = self._desk.rooms(self._layer, self._masking, workers, shape)
+            self._deltas = Masking(self._deltas, rooms)
         kinds = {seat: tuple(kind for kind in self._passes if seat in found[kind].wanted) for seat in everyone}
         self._begun = self._crew.ask(self._layer, self._saved.weights, self._orders(kinds)), found
 
@@ -229,18 +229,6 @@ class BackwardRound:
         for part in found.values():
             part.fill()
         return found
-
-    def _rooms(self, seats: Iterable[int]) -> dict[int, Room]:
-        saved, rooms = self._saved, {}
-        shape = self._saved.weights.op.output_shape(self._share_shape, saved.weights.shape)
-        for seat in seats:
-            worker = self._worker(seat)
-            if worker is None or seat in self._code.B.carriers:
-                continue
-            room = self._desk.room(self._layer, self._masking, seat, worker, shape)
-            if room is not None:
-                rooms[seat] = room
-        return rooms
 
     def _worker(self, seat: int) -> int | None:
         """Who is asked for a seat's part: who keeps its input share still, or else who sits there."""
