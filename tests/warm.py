@@ -358,6 +358,8 @@ def _become(words: dict) -> None:
     sys.modules["warm"] = sys.modules["__main__"]
     _address, _server = f"\0{sys.argv[1]}", "this process came from it"
     for_local_fleets()
+    torch = import_module("torch")
+    torch.set_num_threads(torch.get_num_threads())  # its threads, of a fork: two of ours that begin at once find none
     if words["program"][0] == "-m":
         sys.argv = words["program"][1:]
         sys.path[0] = words["cwd"]

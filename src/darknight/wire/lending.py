@@ -129,6 +129,7 @@ class Lending:
             block, reference = self._rooms.get(address, (None, None))
             if block is not None and reference is not None and reference() is tensor:
                 del self._rooms[address]  # and with it who would notice that nobody has the tensor any more
+                self._memory.let_go(block)
                 return block
         return self._memory.put(tensor)
 

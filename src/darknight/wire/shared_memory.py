@@ -169,6 +169,11 @@ class Memory:
             self._check_open()
             self._shown[block] = weakref.ref(tensor)
 
+    def let_go(self, block: Block) -> None:
+        """Nobody here reads the block or writes to it any more; whose it is stays as it is."""
+        with self._lock:
+            self._shown.pop(block, None)
+
     def free(self, block: Block) -> None:
         """The block may be used again. Call it when the worker has answered: until then it may still read or write."""
         with self._lock:
