@@ -1,6 +1,5 @@
 """Whoever waits for answers hears them, or a thread does: each door by one at a time, and nothing is missed."""
 
-import gc
 import os
 import socket
 import threading
@@ -65,7 +64,11 @@ def workers(board):
 
 
 def the_thread():
-    return [thread for thread in threading.enumerate() if thread.name == NAME]
+    return {thread for thread in threading.enumerate() if thread.name == NAME}
+
+
+def descriptors():
+    return set(os.listdir("/proc/self/fd"))
 
 
 def eventually(true, seconds=10):
@@ -258,28 +261,24 @@ def test_nothing_is_missed_and_the_order_kept_when_listeners_change_all_the_time
 
 
 def test_the_thread_and_its_descriptors_go_with_the_last_door():
-    gc.collect()  # doors of the tests before
-    assert eventually(lambda: not the_thread())
-    before = len(os.listdir("/proc/self/fd"))
+    others, before = the_thread(), descriptors()  # of tests before
     board = Switchboard()
     for _ in range(2):  # and come back with the next
         worker = Worker(board)
-        assert len(the_thread()) == 1
+        assert len(the_thread() - others) == 1
         worker.close()
-        assert eventually(lambda: not the_thread() and len(os.listdir("/proc/self/fd")) == before)
+        assert eventually(lambda: the_thread() <= others and descriptors() <= before)
 
 
 def test_they_go_also_if_the_last_door_is_closed_while_somebody_waits():
-    gc.collect()  # doors of the tests before
-    assert eventually(lambda: not the_thread())
-    before = len(os.listdir("/proc/self/fd"))
+    others, before = the_thread(), descriptors()  # of tests before
     board = Switchboard()
     worker = Worker(board)
     future = worker.asked()
     with attended([future]) as first_done:
         worker.close()
         assert first_done([future], 0.1, 1) == []
-    assert eventually(lambda: not the_thread() and len(os.listdir("/proc/self/fd")) == before)
+    assert eventually(lambda: the_thread() <= others and descriptors() <= before)
     with attended([future]) as first_done:  # there is nothing to listen to any more
         assert first_done([future], 0.1, 1) == []
 
