@@ -20,7 +20,7 @@ import ctypes, marshal, sys
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-numbers = (ctypes.c_int64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_float)
+numbers = (ctypes.c_int64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_float)
 kinds = {each._type_: each for each in (ctypes.c_void_p, *numbers)}
 libraries, count, less = {}, 0, int(sys.argv[2])
 with open(sys.argv[1], "rb") as file:
