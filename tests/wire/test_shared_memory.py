@@ -24,6 +24,7 @@ from darknight.errors import OpError
 from darknight.types import OpSpec, Weights
 from darknight.wire import LinkClosed, arena, mapped, segments, shared_memory
 from darknight.wire.arena import Arena, Block
+from darknight.wire.lending import Lending
 from darknight.wire.mapped import BadPlace, Mapped
 from darknight.wire.segments import ALIGNMENT, NOTE, SEAL_FUTURE_WRITE, FreeList, Kind
 from darknight.wire.shared_memory import Host, Memory
@@ -557,6 +558,23 @@ def test_what_is_read_in_place_stays_when_the_link_ends_and_goes_with_the_last_w
     memory.free(kept)  # no error
     with pytest.raises(LinkClosed):
         memory.keep(kept, written)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_is_masked_into_a_room_whose_link_has_ended_goes_with_the_room(ends, broken, monkeypatch):
+    """The worker keeps a mapping, but no memory of the enclave with it. The control empties the room too early."""
+    memory, view = ends
+    if broken:
+        monkeypatch.setattr(Memory, "keep", lambda self, block, tensor: None)
+    lending = Lending(memory)
+    room = lending.room((100,), torch.int64)
+    (block,) = (block for block, _ in lending._rooms.values())
+    seen = read(view, block, room)
+    lending.close()
+    room.fill_(7)  # the enclave does not know yet
+    del room
+    gc.collect()
+    assert bool(seen.eq(0).all()) == (not broken)
 
 
 def test_an_answer_that_is_released_after_its_link_ended_leaves_no_mapping(ends):
