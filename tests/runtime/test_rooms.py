@@ -136,12 +136,12 @@ def test_who_is_dialled_again_between_masking_and_sending_is_no_liar(broken, mon
     """Its share lies in the memory of the link before. The control empties that at once, and sends what is there."""
     sent, again = Crew._sent, []
 
-    def dialled_again(self, weights, orders):
+    def dialled_again(self, weights, orders, *notes):
         if not again:
             again.append(self._fleet._lines[0])
             again[0].close()
             again[0].dial(now=True)
-        return sent(self, weights, orders)
+        return sent(self, weights, orders, *notes)
 
     monkeypatch.setattr(Crew, "_sent", dialled_again)
     if broken:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -39,8 +40,13 @@ class FakeMemory:
     def forget_weights(self, layer, version):
         del self.weights[layer, version]
 
-    def free(self, block):
-        self.live.remove(block)
+    def show(self, shape, dtype, *, keep):
+        block = self.reserve(prod(shape) * dtype.itemsize)
+        return block, self.look(block, shape, dtype)
+
+    def free(self, *blocks):
+        for block in blocks:
+            self.live.remove(block)
 
     def take(self, block, shape, dtype):
         assert block in self.live
@@ -77,13 +83,16 @@ class Link:
     def post(self, message):
         self.tickets += 1
         if isinstance(message, Forget):
-            self.lending.forgets(self.tickets, message, next(iter(self.open), self.tickets + 1))
+            self.lending.forgets(self.tickets, message, self.oldest())
         else:
             self.lending.lend_weights(message)
 
+    def oldest(self):
+        return next(iter(self.open), self.tickets + 1)
+
     def answer(self, ticket):
         loan = self.open.pop(ticket)
-        self.lending.answered(ticket, next(iter(self.open), self.tickets + 1))
+        self.lending.answered(ticket, self.oldest())
         return loan
 
 
@@ -99,10 +108,9 @@ class Reader(Link):
         return self.tickets
 
     def answer(self, ticket):
-        tensors = self.lending.collect(self.open[ticket], self.form)
-        found = self.lending.handed_over(ticket, Answer(layer="net.0", call=1, tensors=tensors, seconds=0.0))
-        super().answer(ticket)
-        return found
+        tensors = self.lending.collect(self.open.pop(ticket), self.form)
+        answer = Answer(layer="net.0", call=1, tensors=tensors, seconds=0.0)
+        return self.lending.answered(ticket, self.oldest(), answer)
 
 
 def test_an_answer_that_is_read_in_place_keeps_its_blocks_until_it_is_released():

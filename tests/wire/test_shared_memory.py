@@ -56,7 +56,7 @@ def weights(layer="layer", version=0, size=1000):
 
 
 def read(view, block, tensor, *, writable=False):
-    return view.tensor(block.place, tensor.dtype, tuple(tensor.shape), writable=writable)
+    return view.tensor(block[:2], tensor.dtype, tuple(tensor.shape), writable=writable)
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -127,13 +127,13 @@ def test_tensors_cross_between_two_processes_and_a_killed_worker_leaves_nothing(
         for shape in [(3, 5), (1,), (), (0, 4), (50, 100_001)]:  # the last one needs a segment of its own
             share = torch.arange(prod(shape)).reshape(shape)
             block, answer = memory.put(share), memory.reserve(share.nbytes)
-            worker.ask([block.place, answer.place, shape])
+            worker.ask([block[:2], answer[:2], shape])
             assert worker.hear() == "done"
             assert torch.equal(memory.take(answer, shape, torch.int64), 2 * share)
             memory.free(block)
             memory.free(answer)
         block = memory.put(share)
-        worker.ask([block.place, block.place, shape])
+        worker.ask([block[:2], block[:2], shape])
         worker.kill()  # while it is at it
         ours = segments_of() - before
         assert len(ours) == 3
@@ -245,7 +245,7 @@ def test_tensors_arrive_without_a_copy_whatever_their_form(ends):
 def test_what_was_taken_does_not_change_when_the_worker_writes_again(ends):
     memory, view = ends
     block = memory.reserve(80)
-    place = view.tensor(block.place, torch.int64, (10,), writable=True)
+    place = view.tensor(block[:2], torch.int64, (10,), writable=True)
     place.fill_(1)
     taken = memory.take(block, (10,), torch.int64)
     place.fill_(2)
@@ -617,7 +617,7 @@ def test_descriptors_are_not_kept_and_a_dropped_one_is_never_sent(ends):
     count = len(os.listdir("/proc/self/fd"))
     blocks = [memory.reserve(33 << 20) for _ in range(20)]
     for block in blocks:
-        view.tensor(block.place, torch.int64, (1,), writable=True)
+        view.tensor(block[:2], torch.int64, (1,), writable=True)
     assert len(os.listdir("/proc/self/fd")) == count
     segment = memory._arena.find(blocks[0])
     with pytest.raises(LinkClosed):

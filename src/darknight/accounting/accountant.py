@@ -40,8 +40,12 @@ class Account:
     paper: float = 0.0
 
     def add(self, other: Account) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.maskings += other.maskings
+        self.clear += other.clear
+        self.scalar += other.scalar
+        self.nats += other.nats
+        self.everything += other.everything
+        self.paper += other.paper
 
     @classmethod
     def of(cls, event: Masked) -> Account:

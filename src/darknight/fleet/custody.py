@@ -47,10 +47,10 @@ class Custody:
                 f"operator {self._operators[worker]!r} would hold more shares of one masking than colluders="
                 f"{self._colluders} allows. Nothing was sent."
             )
-        holders = self._maskings.setdefault(masking, {})
+        holders, operator = self._maskings.setdefault(masking, {}), self._operators[worker]
         holders.setdefault(worker, set()).add(seat)
-        operator = self._operators[worker]
-        return any(seat in seats and self._operators[other] != operator for other, seats in holders.items())
+        others = [other for other, seats in holders.items() if seat in seats and self._operators[other] != operator]
+        return bool(others)
 
     def forget(self, masking: int) -> None:
         """The masking is over: none of its shares will be sent again."""

@@ -86,7 +86,7 @@ def agree_forward(op: BilinearOp, y: Weighed, x: Integers, w: Tensor, prime: int
     weights = over_weights(op, w, vectors.u, 0, moduli)
     op, x = _trimmed(op, x, w_shape)
     positions = op.forward_positions(vectors.entries_of_positions, tuple(x.shape), w_shape)
-    inputs = over_rows_and_axes(_rows(op, x), vectors.v, positions, moduli)
+    inputs = over_rows_and_axes(_rows(op, x), vectors.v, positions, moduli, vectors.bits_of_positions(op))
     _compare(Pass.FORWARD, found, inner_product(weights, inputs, moduli))
 
 
@@ -116,7 +116,7 @@ def agree_grad_input(op: BilinearOp, gx: Weighed, delta: Tensor, w: Tensor, prim
     found = over_positions(gx.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 1, moduli)
     positions = op.grad_input_positions(vectors.entries_of_positions, gx.shape, w_shape)
-    deltas = over_rows_and_axes(op.rows(delta), vectors.v, positions, moduli)
+    deltas = over_rows_and_axes(op.rows(delta), vectors.v, positions, moduli, vectors.bits_of_positions(op))
     _compare(Pass.GRAD_INPUT, found, inner_product(weights, deltas, moduli))
 
 
@@ -179,7 +179,7 @@ def _met_gradient(op: BilinearOp, x: Integers, delta: Tensor, vectors: Vectors, 
     width = len(moduli.primes) * groups * len(vectors.u) * max(prod(inputs.shape[2:]), prod(deltas.shape[2:]))
     step = max(1, _IN_CACHE // max(1, width))
     parts = []
-    for some, others in zip(parts_of(inputs, step), torch.split(deltas, step), strict=True):
+    for some, others in zip(parts_of(inputs, step), parts_of(deltas, step), strict=True):
         left, right = op.fold_taps(
             over_channels(some, vectors.v, groups, moduli).flatten(0, 1),
             over_channels(others, vectors.u, groups, moduli).flatten(0, 1),
@@ -190,6 +190,8 @@ def _met_gradient(op: BilinearOp, x: Integers, delta: Tensor, vectors: Vectors, 
 
 
 def _compare(kind: Pass, found: Tensor, expected: Tensor) -> None:
+    if torch.equal(found, expected):
+        return
     equal = (found == expected).all(1).tolist()
     if not equal[0]:
         _refuse(kind)

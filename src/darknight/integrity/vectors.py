@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from math import log2
 
 import torch
 from torch import Tensor
 
 from darknight.integrity.weighing import Vector
-from darknight.ops.op import Shape
+from darknight.ops.op import BilinearOp, Shape
 from darknight.randomness import Stream, uniform_below
 from darknight.types import Pass
 
@@ -69,6 +70,10 @@ class Vectors:
     def entries_of_positions(self) -> list[Tensor]:
         return [each.entries for each in self.positions]
 
+    def bits_of_positions(self, op: BilinearOp) -> int | None:
+        """Of what `op` makes of them for the operands' positions; None if it adds some of them up."""
+        return None if op.repeats_positions else max((each.bits for each in self.positions), default=1)
+
 
 def _one_for(single: Vector) -> Vector:
     """A single position needs no weight: nothing is summed."""
@@ -80,8 +85,8 @@ def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[
     widest = max(widths)
     drawn = uniform_below(stream, (count, sum(lengths)), 1 << widest).sub_(1 << (widest - 1))
     entries = (drawn >> _shifts(lengths, tuple(widest - width for width in widths))).to(torch.float64)
-    parts = torch.split(entries, list(lengths), dim=1)
-    return [Vector(part, width) for part, width in zip(parts, widths, strict=True)]
+    ends = [*accumulate(lengths, initial=0)]
+    return [Vector(entries[:, begin:end], width) for (begin, end), width in zip(pairwise(ends), widths, strict=True)]
 
 
 @lru_cache(maxsize=1024)

@@ -48,15 +48,14 @@ def weigh(op: BilinearOp, result: Tensor, prime: int, stream: Stream, *, wraps: 
 
 def weighing_for(op: BilinearOp, shape: Shape, prime: int, stream: Stream) -> tuple[Vectors, Weighing]:
     """Vectors for the first check of a result of this shape, y or gx, and how to weigh it with them."""
-    rows = op.rows(torch.empty(shape, device="meta"))
-    vectors = Vectors.drawn(stream, rows.shape[1], rows.shape[0], tuple(rows.shape[2:]), False)
-    return vectors, _with(vectors, vectors.v.entries, prod(rows.shape[2:]), prime)
+    rows, channels, *positions = op.row_shape(shape)
+    vectors = Vectors.drawn(stream, channels, rows, tuple(positions), False)
+    return vectors, _with(vectors, vectors.v.entries, prod(positions), prime)
 
 
 def weighed_as(op: BilinearOp, shape: Shape, vectors: Vectors, sums: Tensor) -> Weighed:
     """sums: what `kernels.unmask_weighed` gave."""
-    sizes = op.rows(torch.empty(shape, device="meta")).shape[2:]
-    return Weighed(shape, vectors, sums.view(*sums.shape[:2], *sizes))
+    return Weighed(shape, vectors, sums.view(*sums.shape[:2], *op.row_shape(shape)[2:]))
 
 
 # --- gw ---------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -29,6 +30,7 @@ class Moduli:
 
     primes: tuple[int, ...]
 
+    @lru_cache(maxsize=256)  # noqa: B019 - of a few that stay
     def at_once(self, bits: int) -> int:
         """With entries of `bits` bits around zero, on top of one that was reduced before."""
         half = float(max(self.primes) // 2 + 8)
@@ -43,7 +45,7 @@ class Vector:
     bits: int
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return self.entries.shape[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,8 @@ Integers = Tensor | Rounded
 
 def parts_of(rows: Integers, step: int) -> Iterable[Integers]:
     """`step` rows at a time."""
+    if step >= rows.shape[0]:
+        return [rows]
     if isinstance(rows, Rounded):
         return [rows.replaced(part) for part in torch.split(rows.values, step)]
     return torch.split(rows, step)
@@ -96,18 +100,25 @@ def over_rows(rows: Integers, vector: Vector, moduli: Moduli) -> Tensor:
     return sums.view(len(moduli.primes), len(vector), *sizes)
 
 
-def over_rows_and_axes(rows: Integers, vector: Vector, matrices: Sequence[Tensor], moduli: Moduli) -> Tensor:
-    """(row, channel, *size), and (rep, tap, size) for each size -> (modulus, rep, channel, *tap)."""
-    found = _projected(rows, vector, matrices[0], matrices[1], moduli) if len(matrices) == 2 else None
+def over_rows_and_axes(
+    rows: Integers, vector: Vector, matrices: Sequence[Tensor], moduli: Moduli, bits: int | None = None
+) -> Tensor:
+    """(row, channel, *size), and (rep, tap, size) for each size -> (modulus, rep, channel, *tap).
+
+    bits: of the matrices, if they are known.
+    """
+    found = _projected(rows, vector, matrices[0], matrices[1], moduli, bits) if len(matrices) == 2 else None
     if found is None:
         found = over_rows(rows, vector, moduli)
         for axis, matrix in enumerate(matrices, 3):
-            found = over_axis(found, axis, matrix, moduli)
+            found = over_axis(found, axis, matrix, moduli, bits)
     return found
 
 
-def _projected(rows: Integers, vector: Vector, down: Tensor, across: Tensor, moduli: Moduli) -> Tensor | None:
-    bits = max(_bits(down), _bits(across))
+def _projected(
+    rows: Integers, vector: Vector, down: Tensor, across: Tensor, moduli: Moduli, bits: int | None
+) -> Tensor | None:
+    bits = max(_bits(down), _bits(across)) if bits is None else bits
     if bits > _WIDEST:
         return None
     values, exponent = (rows.values, rows.exponent) if isinstance(rows, Rounded) else (rows, None)

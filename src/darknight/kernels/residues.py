@@ -5,6 +5,8 @@ A wrong shape raises here, before any memory is touched.
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import Tensor
 
 from darknight.kernels import compiled_residues, reference_residues
@@ -137,6 +139,7 @@ def dot(left: Tensor, right: Tensor, primes: Primes) -> Tensor:
     return reference_residues.dot(left, right, primes) if found is None else found
 
 
+@cache
 def _known(primes: Primes) -> bool:
     return 1 <= len(primes) <= _MOST_PRIMES and all(2 < prime < 1 << 28 for prime in primes)
 

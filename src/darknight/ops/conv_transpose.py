@@ -129,6 +129,13 @@ class ConvTranspose(BilinearOp):
     def rows(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    @property
+    def repeats_positions(self) -> bool:
+        return self.conv.repeats_positions
+
+    def row_shape(self, shape: Shape) -> Shape:
+        return shape
+
     def channels(self, w_shape: Shape) -> tuple[int, int]:
         return w_shape[1] * self.groups, w_shape[0]
 

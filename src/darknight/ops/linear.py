@@ -68,6 +68,9 @@ class Linear(BilinearOp):
     def rows(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(-1, tensor.shape[-1])
 
+    def row_shape(self, shape: Shape) -> Shape:
+        return prod(shape[:-1]), shape[-1]
+
     def channels(self, w_shape: Shape) -> tuple[int, int]:
         return w_shape[0], w_shape[1]
 

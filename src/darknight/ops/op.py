@@ -136,6 +136,10 @@ class BilinearOp(ABC):
         """x, y, delta or gx with one row along the first axis and channels along the second."""
 
     @abstractmethod
+    def row_shape(self, shape: Shape) -> Shape:
+        """The shape of `rows` of a tensor of this shape."""
+
+    @abstractmethod
     def channels(self, w_shape: Shape) -> tuple[int, int]:
         """(output channels, input channels)."""
 
@@ -177,6 +181,11 @@ class BilinearOp(ABC):
 
     def is_pointwise(self, w_shape: Shape) -> bool:
         """Whether every position of y is made of the same position of x alone."""
+        return False
+
+    @property
+    def repeats_positions(self) -> bool:
+        """Whether a position of x may count several times at a tap, as at a border that repeats it."""
         return False
 
     def trimmed(self, x: Tensor, w_shape: Shape) -> tuple[BilinearOp, Tensor]:

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -29,8 +30,11 @@ from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, W
 
 T = TypeVar("T")
 
+_NO_NOTES: Mapping[int, tuple[str, int, int, Pass]] = MappingProxyType({})
+
 _BROKE = "it broke the protocol"  # so begins the reason for which the fleet put such a worker out
 _OUTSIDE = "values outside the field"
+_MANY, _LARGE = 16, 16 << 20  # calls, or bytes, that are worth telling workers to forget them
 _AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
 
 
@@ -45,25 +49,22 @@ class Order:
     task: Task
     expected: Expected
     first: ForwardTask | None = None
+    worker: int = field(init=False)
 
-    @property
-    def worker(self) -> int:
-        return self.holder[0]
-
-    def bytes(self, *, seeds: bool) -> int:
-        """Of tensors that go out; a seed is in the header. seeds: whether the worker takes them."""
-        tasks = [self.task, *([] if self.first is None else [self.first])]
-        return sum(task.tensor.nbytes for task in tasks if task.seed is None or not seeds)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "worker", self.holder[0])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Asked:
     """Orders that are with their workers. answers: by worker, to its task; first: to the share that went before it.
 
-    lost: workers that could not be reached. since: when they were asked, on the clock of performance.
+    lost: workers that could not be reached. since: when they were asked, on the clock of performance. notes: by worker,
+    what it was asked: layer, seat, call, pass.
     """
 
     orders: Mapping[int, Order]
+    notes: Mapping[int, tuple[str, int, int, Pass]]
     answers: dict[int, Future[Answer]]
     first: dict[int, Future[Answer]]
     lost: dict[int, WorkerError]
@@ -105,8 +106,8 @@ class Crew:
         self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
         self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
         self._warned = False  # of refusals
-        self._forgotten: deque[int] = deque()
-        self._outdated: deque[tuple[str, int]] = deque()
+        self._forgotten: deque[tuple[int, int]] = deque()  # calls, and the bytes of their shares
+        self._outdated: deque[tuple[tuple[str, int], int]] = deque()  # weights, and their bytes
         self.waiting_seconds = 0.0
         self.worker_seconds = 0.0
 
@@ -148,8 +149,12 @@ class Crew:
 
     def ask(self, layer: Layer, weights: SentWeights, orders: Mapping[int, Order]) -> Asked:
         """Gives every order to its worker, and waits for none."""
-        self._note_asked(layer, orders)
-        return self._sent(weights, orders)
+        notes = {
+            order.worker: (layer.label, seat, order.task.call, next(iter(order.expected.shapes), Pass.FORWARD))
+            for seat, order in orders.items()
+        }
+        self._asked.update(notes)
+        return self._sent(weights, orders, notes)
 
     def wait(self, layer: Layer, asked: Asked, key: Hashable, meanwhile: Callable[[], None] = lambda: None) -> Round:
         """Does `meanwhile`, and waits. The ledger hears of every answer missing."""
@@ -157,38 +162,39 @@ class Crew:
         found = self._gathered(asked, key)
         for worker, reason in found.lost.items():
             self._ledger.record(Missed(layer=layer.label, worker=self.name(worker), reason=str(reason)))
-        self._note_asked(layer, asked.orders)  # again: by now it may have been asked something else
-        for seat, order in asked.orders.items():
-            if order.worker in found.impossible:
-                finding = _OUTSIDE if self._prime is not None else "values that are not finite"
-                kind = found.impossible[order.worker]
-                self._blame(order.worker, (layer.label, seat, order.task.call, kind), "range", finding)
+        self._asked.update(asked.notes)  # again: by now it may have been asked something else
+        for worker, kind in found.impossible.items():
+            finding = _OUTSIDE if self._prime is not None else "values that are not finite"
+            self._blame(worker, (*asked.notes[worker][:3], kind), "range", finding)
         self._blame_for_form()
         return found
 
-    def _note_asked(self, layer: Layer, orders: Mapping[int, Order]) -> None:
-        for seat, order in orders.items():
-            kind = next(iter(order.expected.shapes), Pass.FORWARD)
-            self._asked[order.worker] = (layer.label, seat, order.task.call, kind)
-
-    def _sent(self, weights: SentWeights, orders: Mapping[int, Order]) -> Asked:
+    def _sent(
+        self,
+        weights: SentWeights,
+        orders: Mapping[int, Order],
+        notes: Mapping[int, tuple[str, int, int, Pass]] = _NO_NOTES,
+    ) -> Asked:
         begun = time.perf_counter()
         asked, lost, sent = {}, {}, 0
         first, nothing = {}, self._nothing
         for order in orders.values():
+            worker, task = order.worker, order.task
             try:
                 with phase("send weights"):
-                    self._give(weights, order.worker)
+                    self._give(weights, worker)
                 with phase("send"):
                     if order.first is not None:
-                        first[order.worker] = self._fleet.ask(order.worker, order.first, nothing)
-                    asked[order.worker] = self._fleet.ask(order.worker, order.task, order.expected)
-                sent += order.bytes(seeds=self._fleet.takes_seeds(order.worker))
+                        first[worker] = self._fleet.ask(worker, order.first, nothing)
+                        sent += order.first.tensor.nbytes
+                    asked[worker] = self._fleet.ask(worker, task, order.expected)
+                if task.seed is None or not self._fleet.takes_seeds(worker):  # a seed is in the header
+                    sent += task.tensor.nbytes
             except WorkerError as error:
-                lost[order.worker] = error
+                lost[worker] = error
         self._ledger.record(Traffic(sent=sent, received=0))
         self.waiting_seconds += time.perf_counter() - begun
-        return Asked(orders=orders, answers=asked, first=first, lost=lost, since=begun)
+        return Asked(orders=orders, notes=notes, answers=asked, first=first, lost=lost, since=begun)
 
     def _gathered(self, asked: Asked, key: Hashable, within: float | None = None) -> Round:
         """key, within: as in `Fleet.gather`."""
@@ -286,7 +292,8 @@ class Crew:
             return
         self._epochs[worker] = epoch
         if weights.message is None:
-            weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
+            over = (weights.layer, weights.version), weights.tensor.nbytes
+            weakref.finalize(weights, self._outdated.append, over).atexit = False
             weights.message = Weights(
                 layer=weights.layer,
                 version=weights.version,
@@ -298,15 +305,21 @@ class Crew:
         weights.given[worker] = epoch  # only now: a post that was interrupted is repeated
         self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
 
-    def forget_with(self, owner: object, call: int) -> None:
-        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down."""
-        weakref.finalize(owner, self._forgotten.append, call).atexit = False
+    def forget_with(self, owner: object, call: int, nbytes: int) -> None:
+        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down.
 
-    def forget(self) -> None:
-        """Tells workers which calls and weights are over."""
-        calls, weights = _copied(self._forgotten), _copied(self._outdated)
-        if not calls and not weights:
+        nbytes: of all these shares.
+        """
+        weakref.finalize(owner, self._forgotten.append, (call, nbytes)).atexit = False
+
+    def forget(self, *, enough: bool = False) -> None:
+        """Tells workers which calls and weights are over. enough: if that is worth a message to everybody."""
+        forgotten, outdated = _copied(self._forgotten), _copied(self._outdated)
+        if not forgotten and not outdated:
             return
+        if enough and len(forgotten) < _MANY and sum(each[1] for each in (*forgotten, *outdated)) < _LARGE:
+            return
+        calls, weights = tuple(each[0] for each in forgotten), tuple(each[0] for each in outdated)
         message = Forget(calls=calls, weights=weights)
         for worker, epoch in self._epochs.items():  # nobody gets a share without weights
             if self._fleet.epoch(worker) == epoch:  # or else it began with an empty memory

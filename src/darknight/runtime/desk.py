@@ -37,7 +37,7 @@ class Desk:
         return self._calls
 
     def begin(self) -> None:
-        self.crew.forget()
+        self.crew.forget(enough=True)
         self.crew.settle()
 
     def may_send(self, masking: int, seat: int, worker: int) -> bool:
@@ -47,6 +47,13 @@ class Desk:
         """Asks leave of the custody, which raises where a share may not go."""
         if self.crew.custody.sent(masking, seat, worker):
             self.ledger.record(Resent(layer=layer.label, seat=seat, worker=self.crew.name(worker)))
+
+    def leave_to_send(self, layer: Layer, masking: int, seat: int, worker: int) -> bool:
+        """Whether the worker may have the share; then from now on it has it."""
+        if not self.may_send(masking, seat, worker):
+            return False
+        self.note_sent(layer, masking, seat, worker)
+        return True
 
     def rooms(
         self, layer: Layer, masking: int, workers: Mapping[int, int | None], shape: tuple[int, ...]
@@ -93,10 +100,13 @@ class Desk:
             return code.grad_rows
         if self.scheme.integrity in ("parity", "both"):
             return tuple(everyone)
-        usual = [seat for seat in everyone if seat in mixing.base or seat >= self.scheme.base_workers]
+        base, spares = set(mixing.base), self.scheme.base_workers
+        usual = [seat for seat in everyone if seat in base or seat >= spares]
+        short = _decoding(mixing) - sum([there(seat) for seat in usual])
+        if short <= 0:
+            return tuple(usual)
         idle = [seat for seat in everyone if seat not in usual and there(seat)]
-        short = _decoding(mixing) - sum(there(seat) for seat in usual)
-        return (*usual, *idle[: max(0, short)])
+        return (*usual, *idle[:short])
 
 
 def _mixing(kind: Pass, code: Code) -> Mixing:

@@ -60,6 +60,11 @@ class Masking:
             self._made[seat] = self._again(seat)
         return self._made[seat]
 
+    def lies_with(self, seat: int, holder: tuple[int, int]) -> bool:
+        """Whether the share was made in a room of `holder`, and not asked with yet: then custody has heard of it."""
+        room = self._rooms.get(seat)
+        return room is not None and room.holder == holder
+
     def outgoing(self, seat: int, holder: tuple[int, int]) -> Tensor:
         """To be sent to `holder`: from its room, if it was made there, and once."""
         room = self._rooms.pop(seat, None)

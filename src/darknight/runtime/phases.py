@@ -45,13 +45,17 @@ def phase(name: str, layer: str | None = None) -> AbstractContextManager[None]:
     return _NOTHING if phases is None else _inside(phases, name, layer)
 
 
-@contextmanager
-def _inside(phases: Phases, name: str, layer: str | None) -> Iterator[None]:
-    before = phases.switch(layer, name)
-    try:
-        yield
-    finally:
-        phases.switch(*before)
+class _inside:  # noqa: N801 - a context, of which a step has thousands
+    __slots__ = ("_before", "_layer", "_name", "_phases")
+
+    def __init__(self, phases: Phases, name: str, layer: str | None) -> None:
+        self._phases, self._name, self._layer = phases, name, layer
+
+    def __enter__(self) -> None:
+        self._before = self._phases.switch(self._layer, self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._phases.switch(*self._before)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
 from darknight.runtime.masking import Maker, Masking
-from darknight.types import BackwardTask, ForwardTask, Pass, Seed
+from darknight.types import BackwardTask, Expected, ForwardTask, Pass, Seed
 
 Deltas = Maker | Tensor  # in the clear, one tensor for all workers (group, input, *feature)
 
@@ -39,6 +39,8 @@ class ForwardRound:
         self._keeping = frozenset(code.grad_rows if keep else ())
         self._share_shape = _share_shape(desk, saved)
         self._shape = op.output_shape(self._share_shape, saved.weights.shape)
+        self._expected = desk.expected({Pass.FORWARD: self._shape}, lent=True)
+        self._nothing = desk.expected({}, lent=True)
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
         self._begun: tuple[Asked, Gathered] | None = None  # until somebody waits for it
@@ -102,21 +104,22 @@ class ForwardRound:
         return {j: made for j in sorted({*computing, *also}) if (made := self._order(j, j in computing)) is not None}
 
     def _order(self, seat: int, compute: bool) -> Order | None:
-        worker, call = self._crew.seats.worker(seat), self._saved.call
-        if worker is None or worker in self._failed or not self._desk.may_send(call, seat, worker):
+        worker, call, masked = self._crew.seats.worker(seat), self._saved.call, self._masked
+        if worker is None or worker in self._failed:
             return None
-        self._desk.note_sent(self._layer, call, seat, worker)
         holder = self._crew.now(worker)
+        if not masked.lies_with(seat, holder) and not self._desk.leave_to_send(self._layer, call, seat, worker):
+            return None
         return Order(
             holder=holder,
             task=self._task(
                 call,
-                self._masked.outgoing(seat, holder),
+                masked.outgoing(seat, holder),
                 compute=compute,
                 keep=seat in self._keeping,
-                seed=self._masked.seeds.get(seat),
+                seed=masked.seeds.get(seat),
             ),
-            expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}, lent=True),
+            expected=self._expected if compute else self._nothing,
         )
 
     def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
@@ -187,6 +190,8 @@ class BackwardRound:
         self._clear = not code.masks_gradients
         self._share_shape = _share_shape(desk, saved)
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
+        self._forms: dict[tuple[Pass, ...], Expected] = {}
+        self._keepers: dict[int, int | None] | None = None  # by seat, while it begins
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
         self._begun: tuple[Asked, dict[Pass, Gathered]] | None = None  # until somebody waits for it
@@ -201,6 +206,13 @@ class BackwardRound:
     def begin(self) -> None:
         """Makes the shares and sends them."""
         self._desk.begin()
+        self._keepers = {}  # looked up once while it begins: whoever is gone by the time that it is asked is lost then
+        try:
+            self._begin()
+        finally:
+            self._keepers = None
+
+    def _begin(self) -> None:
         found = {kind: self._gather(kind) for kind in self._passes}
         everyone = sorted({seat for part in found.values() for seat in part.wanted})
         if isinstance(self._deltas, Maker):
@@ -266,23 +278,27 @@ class BackwardRound:
 
     def _orders(self, kinds: Mapping[int, tuple[Pass, ...]]) -> dict[int, Order]:
         orders: dict[int, Order] = {}
+        taken: set[int] = set()
         for seat in sorted(kinds):
-            made = self._order(seat, kinds[seat], {placed.worker for placed in orders.values()})
+            made = self._order(seat, kinds[seat], taken)
             if made is not None:
                 orders[seat] = made
+                taken.add(made.worker)
         return orders
 
     def _order(self, seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
         desk, call, first = self._desk, self._saved.call, None
-        keeper, worker = self._holder(seat), self._worker(seat)
-        if worker is None or worker in self._failed | taken:
+        keeper = self._holder(seat)
+        worker = self._crew.seats.worker(seat) if keeper is None else keeper
+        if worker is None or worker in self._failed or worker in taken:
             return None
-        if not self._clear and not desk.may_send(self._masking, seat, worker):
+        holder, masking = self._crew.now(worker), self._masking
+        lies_there = isinstance(self._deltas, Masking) and self._deltas.lies_with(seat, holder)
+        if not self._clear and not lies_there and not desk.may_send(masking, seat, worker):
             return None
         if Pass.GRAD_WEIGHT in kinds and keeper is None:
-            if not desk.may_send(call, seat, worker):
+            if not desk.leave_to_send(self._layer, call, seat, worker):
                 return None
-            desk.note_sent(self._layer, call, seat, worker)
             first = ForwardTask(
                 layer=self._layer.name,
                 call=call,
@@ -291,15 +307,22 @@ class BackwardRound:
                 compute=False,
                 keep=True,
             )
-        if not self._clear:
-            desk.note_sent(self._layer, self._masking, seat, worker)
-        holder = self._crew.now(worker)
+        if not self._clear and not lies_there:
+            desk.note_sent(self._layer, masking, seat, worker)
         return Order(
             holder=holder,
             task=self._task(seat, self._outgoing(seat, holder), kinds, self._share_shape, self._seed(seat)),
-            expected=desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True),
+            expected=self._expected(kinds),
             first=first,
         )
+
+    def _expected(self, kinds: tuple[Pass, ...]) -> Expected:
+        """Of an answer to these passes; made once, for it is the same for all workers."""
+        found = self._forms.get(kinds)
+        if found is None:
+            shapes = {kind: self._shapes[kind] for kind in kinds}
+            found = self._forms[kinds] = self._desk.expected(shapes, lent=True)
+        return found
 
     def _question(self, kind: Pass, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
         one = (1, *self._share_shape[1:])
@@ -353,7 +376,12 @@ class BackwardRound:
 
     def _holder(self, seat: int) -> int | None:
         """Who keeps the seat's input share still."""
-        return self._crew.still(self._saved.holders.get(seat))
+        known = self._keepers
+        if known is None:
+            return self._crew.still(self._saved.holders.get(seat))
+        if seat not in known:
+            known[seat] = self._crew.still(self._saved.holders.get(seat))
+        return known[seat]
 
     @property
     def _key(self) -> tuple[object, ...]:

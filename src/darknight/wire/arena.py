@@ -35,10 +35,6 @@ class Block(NamedTuple):
     offset: int
     nbytes: int
 
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.segment, self.offset
-
 
 class Segment:
     """One segment as the enclave has it: its bytes, which of them are in use, and its descriptor while it needs one."""

@@ -24,12 +24,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -169,7 +168,6 @@ class _Stream:
         self._over = threading.Event()  # and what it said was heard
         self.failure: LinkError | None = None
         self._outbox = Outbox()
-        self._explaining = _Explaining(weakref.WeakMethod(self._break_off))
         self._welcome: Future[Welcome] = Future()
         self._channel: Any = grpc.secure_channel(
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
@@ -209,46 +207,62 @@ class _Stream:
     # --- sending ----------------------------------------------------------------------------------------------------
     def post(self, message: Weights | Forget) -> None:
         self._check()
-        with self._explaining:
+        try:
             frame, where = posted_frame(message), None
             if isinstance(message, Weights) and self._lending is not None:
                 where = self._lending.lend_weights(message)
-        with self._explaining, self._lock:
-            parcel = self._parcel(frame, where, message.tensor if isinstance(message, Weights) else None)
-            self._outbox.put(parcel)
-            if isinstance(message, Forget) and self._lending is not None:
-                self._lending.forgets(parcel.ticket, message, self._oldest())
+            with self._lock:
+                parcel = self._parcel(frame, where, message.tensor if isinstance(message, Weights) else None)
+                self._outbox.put(parcel)
+                if isinstance(message, Forget) and self._lending is not None:
+                    self._lending.forgets(parcel.ticket, message, self._oldest())
+        except (LinkError, BadFrame) as error:
+            self._explain(error)
+            raise
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         self._check()
         if self._lending is None:
             return None
-        with self._explaining:
+        try:
             return self._lending.room(shape, dtype)
+        except LinkError as error:
+            self._explain(error)
+            raise
 
     def ask(self, task: Task, question: Question) -> None:
         self._check()
-        if is_room(task.tensor) and (self._lending is None or not self._lending.has_room(task.tensor)):
+        lending = self._lending
+        if is_room(task.tensor) and (lending is None or not lending.has_room(task.tensor)):
             raise LinkClosed("it began again while its share was made")  # for the link before this one, which lives on
         loan = parcel = where = None
         try:
-            with self._explaining:
-                frame = task_frame(task)  # what does not fit fails before a place is taken for it
-                if self._lending is not None:
-                    loan = self._lending.lend(task, question.expected)
-                    question.collect = partial(self._lending.collect, loan, question.expected)
-                    where = loan.places()
-            with self._explaining, self._lock:
+            frame = task_frame(task)  # what does not fit fails before a place is taken for it
+            if lending is not None:
+                loan = lending.lend(task, question.expected)
+                question.collect = partial(lending.collect, loan, question.expected)
+                where = loan.places()
+            with self._lock:
                 parcel = self._parcel(frame, where, task.tensor if task.seed is None else None)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
-                if self._lending is not None and loan is not None:
+                if lending is not None and loan is not None:
                     # What can be made now is: later it costs more, when others have had the processor.
                     question.usual = answer_around(task.layer, task.call, question.expected, parcel.ticket)
-                    self._lending.asked(parcel.ticket, loan)
+                    lending.asked(parcel.ticket, loan)
                 self._outbox.put(parcel)
-        except BaseException:  # Ctrl-C, at any point
-            self._take_back(parcel, loan)
+        except BaseException as error:  # Ctrl-C too, at any point
+            try:
+                self._explain(error)
+            finally:
+                self._take_back(parcel, loan)
             raise
+
+    def _explain(self, error: BaseException) -> None:
+        """What sending raised means: for the link, and for whoever sends."""
+        if isinstance(error, LinkError):  # of the shared memory, or of what waits to be sent
+            self._break_off(error)
+        elif isinstance(error, BadFrame):
+            raise OpError(f"this message does not fit the wire: {error}.") from None
 
     def _parcel(self, frame: bytes, where: bytes | None, tensor: Tensor | None) -> Parcel:
         """where: in shared memory, from where the worker takes the tensor; None if it follows the frame."""
@@ -377,9 +391,9 @@ class _Stream:
         with self._lock:
             question = self._open.pop(ticket, None)
             if self._lending is not None:
-                if question is not None and isinstance(reply, Answer):
-                    reply = self._lending.handed_over(ticket, reply)
-                self._lending.answered(ticket, self._oldest())
+                answer = reply if question is not None and isinstance(reply, Answer) else None
+                given = self._lending.answered(ticket, self._oldest(), answer)
+                reply = reply if given is None else given
         if question is None or not question.future.set_running_or_notify_cancel() or reply is None:
             return  # the link was closed meanwhile, or the answer is not wanted any more
         if isinstance(reply, Refusal):
@@ -434,29 +448,6 @@ class _Stream:
         if self._lending is not None:
             self._lending.close()
         _ALIVE.discard(self)
-
-
-class _Explaining:
-    """What sending raises means: for the link, and for whoever sends. Made once: it is entered for every message.
-
-    It does not keep its stream alive, whose memory ends with it.
-    """
-
-    def __init__(self, break_off: weakref.WeakMethod[Callable[[LinkError], None]]) -> None:
-        self._break_off = break_off
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, LinkError):  # of the shared memory, or of what waits to be sent
-            break_off = self._break_off()
-            if break_off is not None:
-                break_off(error)
-        elif isinstance(error, BadFrame):
-            raise OpError(f"this message does not fit the wire: {error}.") from None
 
 
 # A copy of this process must not take a stream apart, which waits for threads that it has not got: none is collected

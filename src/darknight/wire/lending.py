@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -51,8 +51,7 @@ class Loan:
 
     def places(self) -> bytes:
         """What the worker is told of them, as a part of the task's frame."""
-        share = None if self.share is None else self.share.place
-        return places(share, {kind: block.place for kind, block in self.answers.items()})
+        return places(self.share, self.answers)
 
     @property
     def blocks(self) -> list[Block]:
@@ -92,18 +91,15 @@ class Lending:
             for forgotten in self._forgotten:
                 forgotten.weights.discard(key)
             self._weights.add(key)
-            return places(self._memory.put_weights(message).place)
+            return places(self._memory.put_weights(message))
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Memory for the share of a task that `lend` will find there."""
-        nbytes = prod(shape) * dtype.itemsize
-        if not nbytes:
+        if not prod(shape):
             return None
         self._tidy()
-        block = self._memory.reserve(nbytes)
+        block, tensor = self._memory.show(shape, dtype, keep=True)  # who masks writes, also if the link ends meanwhile
         try:
-            tensor = self._memory.look(block, shape, dtype)
-            self._memory.keep(block, tensor)  # who masks writes to it, also if the link ends meanwhile
             address, left = tensor.data_ptr(), self._left
             with self._lock:
                 _ROOMS[address] = tensor
@@ -142,12 +138,12 @@ class Lending:
         try:
             share = self._share(task.tensor) if task.seed is None else None
             for kind, shape in expected.shapes.items():
-                answers[kind] = self._memory.reserve(prod(shape) * expected.dtype.itemsize)
-                if lent is not None:
-                    lent[kind] = self._memory.look(answers[kind], shape, expected.dtype)
+                if lent is None:
+                    answers[kind] = self._memory.reserve(prod(shape) * expected.dtype.itemsize)
+                else:
+                    answers[kind], lent[kind] = self._memory.show(shape, expected.dtype, keep=False)
         except BaseException:
-            for block in Loan(share, answers, None).blocks:
-                self._memory.free(block)
+            self._memory.free(*Loan(share, answers, None).blocks)
             raise
         call = task.call if isinstance(task, ForwardTask) and task.keep else None
         return Loan(share, answers, call, lent)
@@ -168,8 +164,7 @@ class Lending:
         """The task was not sent, and will not be: the worker never knew of these blocks."""
         with self._lock:
             self._tasks.pop(ticket, None)
-            for block in loan.blocks:
-                self._memory.free(block)
+            self._memory.free(*loan.blocks)
             self._settle(oldest)
 
     def forgets(self, ticket: int, message: Forget, oldest: int) -> None:
@@ -182,23 +177,6 @@ class Lending:
             self._weights -= forgotten.weights
             self._forgotten.append(forgotten)
             self._settle(oldest)
-
-    def handed_over(self, ticket: int, answer: Answer) -> Answer:
-        """Somebody gets the answer, before it is noted as `answered`: with a way to release it, if it is lent."""
-        with self._lock:
-            loan = self._tasks.get(ticket)
-            if loan is None or loan.lent is None:
-                return answer
-            for kind, tensor in answer.tensors.items():
-                self._memory.keep(loan.answers[kind], tensor)
-                self._read[ticket, kind] = loan.answers[kind], weakref.ref(tensor, self._noting((ticket, kind)))
-        return Answer(
-            layer=answer.layer,
-            call=answer.call,
-            tensors=answer.tensors,
-            seconds=answer.seconds,
-            release=partial(self._release, [(ticket, kind) for kind in answer.tensors]),
-        )
 
     def _noting(self, place: tuple[int, Pass]) -> Callable[[object], None]:
         """For an answer that comes too late, or whose reader is interrupted.
@@ -215,25 +193,40 @@ class Lending:
 
     def _take_back(self) -> None:
         """What was released may be used again. Twice is no error: each place has its entry once."""
+        found: list[tuple[Block, weakref.ref[Tensor]] | None] = []
         while self._released:
-            read = self._read.pop(self._released.popleft(), None)
-            if read is not None:
-                self._memory.free(read[0])
+            found.append(self._read.pop(self._released.popleft(), None))
         while self._left:
-            left = self._rooms.pop(self._left.popleft(), None)
-            if left is not None:
-                self._memory.free(left[0])
+            found.append(self._rooms.pop(self._left.popleft(), None))
+        self._memory.free(*[each[0] for each in found if each is not None])
 
-    def answered(self, ticket: int, oldest: int) -> None:
-        """The worker has answered, whatever it said."""
+    def answered(self, ticket: int, oldest: int, answer: Answer | None = None) -> Answer | None:
+        """The worker has answered, whatever it said. answer: if somebody gets one; with a way to release it, if it is
+        lent.
+        """
         with self._lock:
             loan = self._tasks.pop(ticket, None)
-            if loan is not None:
-                for kind, block in loan.answers.items():
-                    if (ticket, kind) not in self._read:
-                        self._memory.free(block)
-                self._put_back(ticket, loan)
+            if loan is None:
+                return answer
+            given: Mapping[Pass, Tensor] = {} if answer is None or loan.lent is None else answer.tensors
+            for kind, block in loan.answers.items():
+                tensor = given.get(kind)
+                if tensor is None:
+                    self._memory.free(block)
+                else:
+                    self._memory.keep(block, tensor)
+                    self._read[ticket, kind] = block, weakref.ref(tensor, self._noting((ticket, kind)))
+            self._put_back(ticket, loan)
             self._settle(oldest)
+        if answer is None or not given:
+            return answer
+        return Answer(
+            layer=answer.layer,
+            call=answer.call,
+            tensors=given,
+            seconds=answer.seconds,
+            release=partial(self._release, [(ticket, kind) for kind in given]),
+        )
 
     def _put_back(self, ticket: int, loan: Loan) -> None:
         """The share of a task that was answered."""
@@ -259,8 +252,7 @@ class Lending:
         done = [forgotten for forgotten in self._forgotten if forgotten.ticket < oldest]
         self._forgotten = [forgotten for forgotten in self._forgotten if forgotten.ticket >= oldest]
         for forgotten in done:
-            for block in forgotten.blocks:
-                self._memory.free(block)
+            self._memory.free(*forgotten.blocks)
             for layer, version in forgotten.weights:
                 self._memory.forget_weights(layer, version)
 

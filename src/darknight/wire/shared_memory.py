@@ -138,11 +138,21 @@ class Memory:
         """A place for the worker to write an answer of that many bytes to. The block is the caller's to free."""
         return self._take(nbytes)[1]
 
+    def show(self, shape: tuple[int, ...], dtype: torch.dtype, *, keep: bool) -> tuple[Block, Tensor]:
+        """`reserve`, `look` and, if it is to be kept, `keep` in one: a place, and what is in it."""
+        segment, block = self._take(prod(shape) * dtype.itemsize)
+        tensor = segment.view(block.offset, dtype, shape)
+        if keep:
+            self.keep(block, tensor)
+        return block, tensor
+
     def _take(self, nbytes: int) -> tuple[Segment, Block]:
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
             taken = self._arena.take(nbytes)
-        self._tell(taken[0])
+        if self._farewells or taken[0].number not in self._told:
+            self._tell(taken[0])
         return taken
 
     def take(self, block: Block, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -165,23 +175,25 @@ class Memory:
         """Somebody reads the block in place, as `tensor`. It stays until it is freed; if the memory is closed before,
         until the tensor is gone.
         """
+        reference = weakref.ref(tensor)
         with self._lock:
-            self._check_open()
-            self._shown[block] = weakref.ref(tensor)
+            if self._closed:
+                raise _closed()
+            self._shown[block] = reference
 
     def let_go(self, block: Block) -> None:
         """Nobody here reads the block or writes to it any more; whose it is stays as it is."""
         with self._lock:
             self._shown.pop(block, None)
 
-    def free(self, block: Block) -> None:
-        """The block may be used again. Call it when the worker has answered: until then it may still read or write."""
+    def free(self, *blocks: Block) -> None:
+        """Blocks may be used again. Call it when the worker has answered: until then it may still read or write."""
         with self._lock:
-            self._shown.pop(block, None)
-            if self._closed:
-                return
-            for segment in self._arena.give(block):
-                self.say_farewell(segment.number)
+            for block in blocks:
+                self._shown.pop(block, None)
+                if not self._closed:
+                    for segment in self._arena.give(block):
+                        self.say_farewell(segment.number)
 
     def put_weights(self, message: Weights) -> Block:
         """Where all workers of this host find these weights; written by the first link that posts this message."""
@@ -214,7 +226,8 @@ class Memory:
     def ring(self, frame: bytes) -> None:
         """Sends a frame of the protocol over the door: a tenth of what it costs through gRPC."""
         with self._door_lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
             try:
                 self._door.send(_FRAME + frame, AT_ONCE)
             except OSError:  # it is full, or gone
@@ -255,7 +268,7 @@ class Memory:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LinkClosed("the link was closed")
+            raise _closed()
 
     def _tell(self, segment: Segment) -> None:
         """Makes sure that the worker has the segment, and tells it which are gone."""
@@ -292,6 +305,10 @@ class Memory:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.005)
+
+
+def _closed() -> LinkClosed:
+    return LinkClosed("the link was closed")
 
 
 def _send_frame(frame: bytes, door: socket.socket) -> None:

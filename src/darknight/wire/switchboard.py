@@ -23,6 +23,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from darknight.types import Answer
 from darknight.wire.bell import Bell
 
+_CANCELLED = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED"})
+_DONE = _CANCELLED | {"FINISHED"}  # as concurrent.futures calls these states
+
 FirstDone = Callable[[Collection[Future[Answer]], float, int], list[Future[Answer]]]
 
 
@@ -33,6 +36,12 @@ class Awaited(Future[Answer]):
         super().__init__()
         self.board = board
         self.at = 0.0
+
+    def done(self) -> bool:
+        return self._state in _DONE  # without the lock: a state is looked at, and it does not go back
+
+    def cancelled(self) -> bool:
+        return self._state in _CANCELLED
 
     def set_result(self, result: Answer) -> None:
         self.at = self.board.heard_at

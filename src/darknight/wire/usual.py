@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -23,6 +23,7 @@ from darknight.types import Answer, BackwardTask, Expected, Forget, ForwardTask,
 from darknight.wire import codec
 from darknight.wire.fields import HEADER_LIMIT, BadFrame, pack
 
+_NAMES = {kind: kind.value for kind in Pass}  # an enum's value is looked up by two functions
 _FLAGS = {False: "false", True: "true"}
 _SECONDS = re.compile(
     rb"(?:0|[1-9][0-9]{0,9})(?:\.[0-9]{1,20})?(?:e-[0-9]{1,2})?"
@@ -56,16 +57,16 @@ def posted_frame(message: Weights | Forget) -> bytes:
     return frame
 
 
-def places(share: tuple[int, int] | None, answers: Mapping[Pass, tuple[int, int]] | None = None) -> bytes:
+def places(share: Sequence[int] | None, answers: Mapping[Pass, Sequence[int]] | None = None) -> bytes:
     """The part of a frame that says where its tensor is in shared memory, and for a task where its answers are due.
 
-    share: None of a task with a seed.
+    They begin with the number of a segment and an offset. share: None of a task with a seed.
     """
-    place = b"" if share is None else b'"place":[%d,%d]' % share
+    place = "" if share is None else f'"place":[{share[0]},{share[1]}]'
     if answers is None:
-        return place
-    due = ",".join([f'"{kind.value}":[{number},{begin}]' for kind, (number, begin) in answers.items()])
-    return b'%b%b"answers":{%b}' % (place, b"," if place else b"", due.encode())
+        return place.encode()
+    due = ",".join([f'"{_NAMES[kind]}":[{begin[0]},{begin[1]}]' for kind, begin in answers.items()])
+    return f'{place}{"," if place else ""}"answers":{{{due}}}'.encode()
 
 
 def ticketed(frame: bytes, ticket: int, where: bytes | None) -> bytes:
@@ -79,7 +80,7 @@ def answer_frame(answer: Answer, ticket: int) -> bytes:
     """The frame of an answer, with its ticket. The worker writes it, and `seconds_of` recognises it."""
     if not math.isfinite(answer.seconds):
         raise BadFrame("a time that is not finite")
-    forms = [f'"{kind.value}":{{{_form(each.dtype, each.shape)}}}' for kind, each in answer.tensors.items()]
+    forms = [f'"{_NAMES[kind]}":{{{_form(each.dtype, each.shape)}}}' for kind, each in answer.tensors.items()]
     whose = f'"layer":{_word(answer.layer)},"call":{answer.call},"seconds":{float.__repr__(answer.seconds)}'
     return _within(f'{{"kind":"answer",{whose},"tensors":{{{",".join(forms)}}},"ticket":{ticket}}}'.encode())
 
@@ -94,7 +95,7 @@ def ticket_of(frame: bytes) -> int | None:
 def answer_around(layer: str, call: int, expected: Expected, ticket: int) -> tuple[bytes, bytes]:
     """The usual answer to this: what is before and after the time that the worker says it took."""
     before = f'{{"kind":"answer","layer":{_word(layer)},"call":{call},"seconds":'.encode()
-    forms = [f'"{kind.value}":{{{_form(expected.dtype, shape)}}}' for kind, shape in expected.shapes.items()]
+    forms = [f'"{_NAMES[kind]}":{{{_form(expected.dtype, shape)}}}' for kind, shape in expected.shapes.items()]
     return before, f',"tensors":{{{",".join(forms)}}},"ticket":{ticket}}}'.encode()
 
 
