@@ -375,7 +375,9 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
 VARIANT(plain, 0, )
 #if defined(__x86_64__)
 VARIANT(avx2, 1, __attribute__((target("avx2"))))
-MASKING(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")))
+MASKING(avx512, 1, AVX512)
+AVX512 static void rounding_avx512(ROUNDING) { rounding(out, first, n, key, other); }
 #endif
 
 static void (*combine_chosen)(COMBINE) = combine_plain;
@@ -406,6 +408,7 @@ __attribute__((constructor)) static void choose(void) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         combine_chosen = combine_avx512; /* the others gain little or nothing */
         encode_chosen = encode_avx512;
+        rounding_chosen = rounding_avx512;
     }
 #endif
 }
