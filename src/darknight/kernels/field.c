@@ -180,8 +180,9 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
 /* Words for stochastic rounding: what a bijection, which two keys choose, makes of the numbers from `first` on, modulo
  * 2^32. */
 INLINE void rounding(uint32_t *restrict out, uint32_t first, int64_t n, uint32_t key, uint32_t other) {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t h = (first + (uint32_t)i) * 0x9E3779B9u + key;
+    uint32_t place = first * 0x9E3779B9u + key;
+    for (int64_t i = 0; i < n; i++, place += 0x9E3779B9u) {
+        uint32_t h = place;
         h = (h ^ (h >> 16)) * 0x21F0AAADu;
         h ^= other;
         h = (h ^ (h >> 15)) * 0xD35A2D97u;
