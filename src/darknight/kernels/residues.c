@@ -2,10 +2,10 @@
  *
  * Numbers of at most 2^27 or so are weighed with entries of at most 24 bits and summed in double. Every sum stays within
  * 2^53, because it is reduced as often as the caller says, so neither the order of the additions nor fused
- * multiplication changes what it is. Results are residues next to zero. Nothing is checked here: compiled_residues.py
- * does that.
+ * multiplication changes what it is. With AVX-512 many are made in 64 bits instead, and reduced when they are complete.
+ * Results are residues next to zero. Nothing is checked here: compiled_residues.py does that.
  *
- * No Python.h: plain loops, which gcc and clang turn into vector instructions, and for AVX-512 a projection of its own. What
+ * No Python.h: plain loops, which gcc and clang turn into vector instructions, and some that are written for AVX-512. What
  * the processor has is asked once, when the library is loaded.
  */
 #include "residues.h"
@@ -564,7 +564,8 @@ INLINE int wide_enough(const projecting *s) {
 }
 
 /* As over_rows: `lines` vectors from i on, of which the last may not be whole, to sums. lines: 1 or 2. */
-WIDE INLINE void wide_rows(const projecting *s, int rounded, int64_t place, int64_t i, int lines, __mmask16 last, wide_folio *d) {
+WIDE INLINE void wide_rows(const projecting *s, int rounded, int64_t place, int64_t i, int lines, __mmask16 last,
+                           wide_folio *d) {
     const numbers all = from_here((numbers){s->x, s->values, s->factor}, place + i);
     __m512i even[2][2], odd[2][2]; /* (rep, line): numbers that stand side by side are weighed apart */
     for (int r = 0; r < 2; r++)

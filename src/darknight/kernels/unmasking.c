@@ -2,8 +2,9 @@
  * weigh would make of the integers, which are never written.
  *
  * A tile is a few channels of a few positions, of one group. Its answers are read once, each of its results is made in
- * the first cache or in registers, converted, written, and added to the sums of its example. Sums are exact, and reduced as often as the
- * caller says, so neither order nor vector width changes a bit. Nothing is checked here: compiled_unmasking.py does that.
+ * the first cache or in registers, converted, written, and added to the sums of its example. Sums are exact, and reduced
+ * before they do not fit, so neither order nor vector width changes a bit. Nothing is checked here: compiled_unmasking.py
+ * does that.
  */
 #include "field.h"
 #include "residues.h"
@@ -213,8 +214,8 @@ WIDE static int wide_runs(float *to, int64_t apart, const unmasking *s, const in
     return _mm512_reduce_max_epu32(most) >= (uint32_t)s->what.prime;
 }
 
-WIDE static inline void wide_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results, int past,
-                           bench *b) {
+WIDE static inline void wide_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results,
+                                  int past, bench *b) {
     const int64_t line = s->channels * s->positions, place = t->line * line + t->channel * s->positions + t->start;
     const int64_t y = how->last, n = t->some * t->width;
     float converted[TILE];
