@@ -287,6 +287,48 @@ def test_a_batch_at_full_size(library):
     assert torch.equal(found, reference_residues.weigh_rows(values, vectors, rows, primes, longest=32, often=16))
 
 
+def next_to_zero(value: int, prime: int) -> int:
+    return (value + prime // 2) % prime - prime // 2
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("length", [1, 31, 32, 7936, 7937])
+def test_the_largest_weighed_sums_are_exact(library, length, rounded, sign):
+    """Every number and every weight as large as it can be; more rows than one way of summing holds."""
+    primes, columns = MODULI[0], 67
+    number = sign * (primes[0] // 2) // 2**8 * 2**8  # a float32
+    values = torch.full((1, length, columns), number, dtype=torch.int32)
+    vectors = torch.full((2, length), -(2.0**21), dtype=torch.float64)
+    floats, exponent = (values.to(torch.float32) / 2, 1) if rounded else (values, None)
+    found = compiled_residues.weigh(
+        library, floats, vectors, primes, longest=at_once(primes, 22), groups=1, period=1, exponent=exponent
+    )
+    assert found is not None
+    for modulus, prime in enumerate(primes):
+        assert found[modulus].eq(next_to_zero(length * number * -(2**21), prime)).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(("rows", "height"), [(8, 14), (60, 440), (61, 3), (3, 447), (3, 448), (2, 513)])
+def test_the_largest_projections_are_exact(library, rows, height, rounded, sign):
+    primes, width = MODULI[0], 9
+    number = sign * (primes[0] // 2) // 2**8 * 2**8
+    values = torch.full((rows, 2, height, width), number, dtype=torch.int32)
+    vectors = torch.full((2, rows), -(2.0**22), dtype=torch.float64)
+    down, across = (torch.full((2, 3, size), -(2.0**23), dtype=torch.float64) for size in (height, width))
+    floats, exponent = (values.to(torch.float32) / 2, 1) if rounded else (values, None)
+    longest, often = at_once(primes, 23), at_once(primes, 24)
+    found = compiled_residues.project(
+        library, floats, vectors, down, across, primes, longest=longest, often=often, exponent=exponent
+    )
+    assert found is not None
+    whole = rows * height * width * number * -(2**22) * 2**46
+    for modulus, prime in enumerate(primes):
+        assert found[modulus].eq(next_to_zero(whole, prime)).all()
+
+
 def test_threads_do_not_disturb_each_other(library):
     values = [torch.randint(-(2**20), 2**20, (3, 40, 700 + i), dtype=torch.int32) for i in range(8)]
     vectors = torch.randint(-(2**20), 2**20, (2, 40)).to(torch.float64)

@@ -100,6 +100,33 @@ def test_it_is_what_unmasking_and_weighing_give(function, positions, full):
         try_one(function, generator, positions)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("channels", "examples"), [(2047, 8), (2500, 2), (40, 63), (40, 66)])
+def test_the_largest_sums_are_exact(function, sign, channels, examples):
+    """Every result and every weight as large as it can be; more channels and rows than one way of summing holds."""
+    prime, primes = 2**28 - 57, MODULI[0]
+    form = Form(((1, 0, -1), (0, 1, -1)), ((0, prime - 1),) * 3, prime, True)
+    groups, half = -(-examples // 2), prime // 2
+    shape = (groups, 1, channels, 33)
+    sources = [torch.full(shape, value, dtype=torch.int32) for value in ((half, half, 0) if sign > 0 else (0, 0, half))]
+    how = Weighing(
+        channels=torch.full((2, channels), -(2.0**21), dtype=torch.float64),
+        rows=torch.full((2, examples), -(2.0**22), dtype=torch.float64),
+        positions=33,
+        primes=primes,
+        longest=min(8, at_once(primes, 22)),
+        often=1,
+    )
+    floats = torch.empty(examples, 1, channels, 33)
+    found = compiled_unmasking.unmask(function, form, sources, floats, 1.0, how)
+    assert found is not None
+    wanted, weighed = expected(form, sources, examples, 0, how)
+    assert found[0] == []
+    assert torch.equal(floats, wanted)
+    assert torch.equal(found[1], weighed.view(found[1].shape))
+    assert floats.eq(sign * half).all()
+
+
 def test_results_beyond_the_cache_are_the_same(function):
     generator = random.Random(1)
     torch.manual_seed(1)

@@ -266,6 +266,11 @@ def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
+def without_gaps_inside(tensor: Tensor) -> bool:
+    """But for those between its first axis's. (A view of one of them takes longer to make than to ask about.)"""
+    return tensor.is_contiguous() or tensor[0].is_contiguous()
+
+
 def _runs(tensors: Sequence[Tensor]) -> tuple[int, int, list[int]] | None:
     """How many runs of how many numbers all tensors are made of, and by tensor how far apart these begin."""
     first = tensors[0]

@@ -236,13 +236,15 @@ def project(
     if exponent is not None and abs(exponent) > _EXPONENTS:
         return None
     rows, channels, height, width = values.shape
-    apart = values.numel() and values[0].is_contiguous() and width <= _WIDEST and down.shape[1] <= _TALLEST
-    if not apart or not _suit(torch.int32 if exponent is None else torch.float32, values):
+    small = values.numel() and width <= _WIDEST and down.shape[1] <= _TALLEST
+    if not small or not (values.is_contiguous() or values[0].is_contiguous()):
+        return None
+    if not _suit(torch.int32 if exponent is None else torch.float32, values):
         return None
     if not _suit(torch.float64, vectors, down, across):
         return None
     vectors, down, across = vectors.contiguous(), down.contiguous(), across.contiguous()
-    reps, tall, wide = len(vectors), down.shape[1], across.shape[1]
+    reps, tall, wide = vectors.shape[0], down.shape[1], across.shape[1]
     what = _Projecting(
         values.data_ptr() if exponent is None else None,
         values.data_ptr() if exponent is not None else None,

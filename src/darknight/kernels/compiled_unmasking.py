@@ -17,7 +17,7 @@ from torch import Tensor
 
 from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
-from darknight.kernels.compiled_field import Combination, Form, numbers, plain, pointers
+from darknight.kernels.compiled_field import Combination, Form, numbers, plain, pointers, without_gaps_inside
 from darknight.kernels.compiled_layers import Affine, Limits
 from darknight.kernels.compiled_residues import array_of
 
@@ -93,19 +93,21 @@ def unmask(
     if scaling is not None and not scaling.of(weighing.channels.shape[1]):
         return None
     structure, (reps, channels) = form.structure(), weighing.channels.shape
-    results, examples, groups = len(form.matrix), len(floats), len(sources[0])
+    results, examples, groups = len(form.matrix), floats.shape[0], sources[0].shape[0]
     width = channels * weighing.positions
     if structure is None or results > _MOST_RESULTS or len(sources) > _MOST_ANSWERS or reps > _MOST_REPETITIONS:
         return None
     if results == 1 and weighing.positions >= _FAR:
         return None
-    if not examples or not width or floats[0].numel() % width or groups != -(-examples // results):
+    if not examples or not width or groups != -(-examples // results):
+        return None
+    lines, rest = divmod(floats.numel() // examples, width)
+    if rest:
         return None
     shape = (groups, *floats.shape[1:])
-    apart = all(plain(each, torch.int32) and each.shape == shape and each[0].is_contiguous() for each in sources)
+    apart = all(plain(each, torch.int32) and each.shape == shape and without_gaps_inside(each) for each in sources)
     if not apart or not plain(floats, torch.float32) or not floats.is_contiguous():
         return None
-    lines = floats[0].numel() // width
     if weighing.rows.shape != (reps, examples * lines) or not form.centred or len(sources) != len(form.ranges):
         return None
     u, v = weighing.channels.contiguous(), weighing.rows.contiguous()

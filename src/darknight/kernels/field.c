@@ -180,8 +180,9 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
 /* Words for stochastic rounding: what a bijection, which two keys choose, makes of the numbers from `first` on, modulo
  * 2^32. */
 INLINE void rounding(uint32_t *restrict out, uint32_t first, int64_t n, uint32_t key, uint32_t other) {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t h = (first + (uint32_t)i) * 0x9E3779B9u + key;
+    uint32_t place = first * 0x9E3779B9u + key;
+    for (int64_t i = 0; i < n; i++, place += 0x9E3779B9u) {
+        uint32_t h = place;
         h = (h ^ (h >> 16)) * 0x21F0AAADu;
         h ^= other;
         h = (h ^ (h >> 15)) * 0xD35A2D97u;
@@ -375,7 +376,9 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
 VARIANT(plain, 0, )
 #if defined(__x86_64__)
 VARIANT(avx2, 1, __attribute__((target("avx2"))))
-MASKING(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))))
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")))
+MASKING(avx512, 1, AVX512)
+AVX512 static void rounding_avx512(ROUNDING) { rounding(out, first, n, key, other); }
 #endif
 
 static void (*combine_chosen)(COMBINE) = combine_plain;
@@ -406,6 +409,7 @@ __attribute__((constructor)) static void choose(void) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         combine_chosen = combine_avx512; /* the others gain little or nothing */
         encode_chosen = encode_avx512;
+        rounding_chosen = rounding_avx512;
     }
 #endif
 }

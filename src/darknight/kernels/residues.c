@@ -2,13 +2,17 @@
  *
  * Numbers of at most 2^27 or so are weighed with entries of at most 24 bits and summed in double. Every sum stays within
  * 2^53, because it is reduced as often as the caller says, so neither the order of the additions nor fused
- * multiplication changes what it is. Results are residues next to zero. Nothing is checked here: compiled_residues.py
- * does that.
+ * multiplication changes what it is. With AVX-512 many are made in 64 bits instead, and reduced when they are complete.
+ * Results are residues next to zero. Nothing is checked here: compiled_residues.py does that.
  *
- * No Python.h and no intrinsics: plain loops, which gcc and clang turn into vector instructions. What the processor has
- * is asked once, when the library is loaded.
+ * No Python.h: plain loops, which gcc and clang turn into vector instructions, and some that are written for AVX-512. What
+ * the processor has is asked once, when the library is loaded.
  */
 #include "residues.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define LANES 8
 #define NARROW 16
@@ -27,6 +31,39 @@ typedef struct {
     int64_t often; /* 0: not summed over `outer` */
     int32_t *out;  /* (modulus, outer, group, rep, columns); summed over `outer`, (modulus, rep, columns) */
 } weighing;
+
+#if defined(__x86_64__)
+/* --- with AVX-512: sums in 64 bits ----------------------------------------------------------------------------------------
+ *
+ * Numbers that stand side by side in 32 bits are weighed apart, those at even places and those at odd ones. Sums are not
+ * reduced before they are complete. */
+#define WIDE __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw")))
+#define LINE 16  /* numbers of a vector */
+#define LOWER 25 /* bits of a sum that are reduced, or weighed, apart from those above */
+
+WIDE INLINE __mmask16 first_of(int64_t left) { return (__mmask16)(left < LINE ? (1 << left) - 1 : 0xFFFF); }
+
+/* As number. The factor is a power of two, so it is the same in single precision, but for what is rounded to zero. */
+WIDE INLINE __m512i wide_number(numbers x, int64_t place, __mmask16 some, int rounded) {
+    if (!rounded) return _mm512_maskz_loadu_epi32(some, x.integers + place);
+    const __m512 values = _mm512_maskz_loadu_ps(some, x.values + place);
+    return _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps((float)x.factor)));
+}
+
+WIDE INLINE __m512i plus_product(__m512i sum, __m512i x, __m512i y) { return _mm512_add_epi64(sum, _mm512_mul_epi32(x, y)); }
+
+WIDE INLINE void put_in_order(int64_t *to, __m512i even, __m512i odd) {
+    const __m512i lower = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), upper = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi64(even, lower, odd));
+    _mm512_storeu_si512(to + 8, _mm512_permutex2var_epi64(even, upper, odd));
+}
+
+WIDE INLINE __m512d wide_centred(__m512d x, double prime) {
+    const __m512d round = _mm512_set1_pd(ROUND);
+    const __m512d nearest = _mm512_sub_pd(_mm512_fmadd_pd(x, _mm512_set1_pd(1.0 / prime), round), round);
+    return _mm512_fnmadd_pd(nearest, _mm512_set1_pd(prime), x);
+}
+#endif
 
 /* Sums over one group's rows, of one or two repetitions; where they are, by modulus. */
 typedef struct {
@@ -69,6 +106,95 @@ INLINE void each_apart(const weighing *s, int rounded, int64_t rep, int twice) {
             }
 }
 
+#if defined(__x86_64__)
+#define LONGER 8    /* bits: so many more rows than `longest` can be summed */
+#define TOGETHER 8  /* rows that are summed before a sum is touched */
+
+/* Whether all sums fit: `longest` products fit 53 bits, and weights fit 32. */
+INLINE int wide_sums(const weighing *s) {
+    const double prime = s->moduli > 1 && s->primes[1] < s->primes[0] ? s->primes[1] : s->primes[0];
+    return !s->often && s->columns >= 4 * LINE && s->length && s->length <= s->longest << LONGER &&
+           s->longest * ((int64_t)prime / 2) > 1 << 22;
+}
+
+/* sums (+)= `count` rows, weighed, in order of even and odd places. What stands as many rows further is fetched meanwhile. */
+WIDE INLINE void wide_some_rows(numbers x, int rounded, int64_t stride, int64_t columns, const double *v, const double *w,
+                                int count, int fresh, int64_t *first, int64_t *second) {
+    __m512i p[TOGETHER], q[TOGETHER];
+    for (int r = 0; r < count; r++) p[r] = _mm512_set1_epi64((int64_t)v[r]), q[r] = _mm512_set1_epi64((int64_t)w[r]);
+    for (int64_t c = 0; c < columns; c += LINE) {
+        const __m512i zero = _mm512_setzero_si512();
+        __m512i even = fresh ? zero : _mm512_loadu_si512(first + c), odd = fresh ? zero : _mm512_loadu_si512(first + c + 8);
+        __m512i also = fresh ? zero : _mm512_loadu_si512(second + c), last = fresh ? zero : _mm512_loadu_si512(second + c + 8);
+#pragma GCC unroll 8
+        for (int r = 0; r < count; r++) {
+            const numbers here = from_here(x, r * stride + c);
+            const __m512i line = wide_number(here, 0, first_of(columns - c), rounded), other = _mm512_srli_epi64(line, 32);
+            const numbers next = from_here(here, count * stride);
+            __builtin_prefetch(rounded ? (const void *)next.values : (const void *)next.integers, 0, 2);
+            even = plus_product(even, line, p[r]), odd = plus_product(odd, other, p[r]);
+            also = plus_product(also, line, q[r]), last = plus_product(last, other, q[r]);
+        }
+        _mm512_storeu_si512(first + c, even), _mm512_storeu_si512(first + c + 8, odd);
+        _mm512_storeu_si512(second + c, also), _mm512_storeu_si512(second + c + 8, last);
+    }
+}
+
+/* As store, of sums in order of even and odd places. */
+WIDE INLINE void wide_store(const int64_t *sums, int64_t columns, double prime, int32_t *out) {
+    const __m512d half = _mm512_set1_pd(0.5 * prime), whole = _mm512_set1_pd(prime);
+    for (int64_t c = 0; c < columns; c += LINE) {
+        int64_t ordered[LINE];
+        put_in_order(ordered, _mm512_loadu_si512(sums + c), _mm512_loadu_si512(sums + c + 8));
+        for (int64_t i = 0; i < LINE && c + i < columns; i += LANES) {
+            const __m512i sum = _mm512_loadu_si512(ordered + i);
+            const __m512d upper = _mm512_cvtepi64_pd(_mm512_srai_epi64(sum, LOWER));
+            const __m512d lower = _mm512_cvtepi64_pd(_mm512_and_si512(sum, _mm512_set1_epi64((1 << LOWER) - 1)));
+            const __m512d both = _mm512_fmadd_pd(wide_centred(upper, prime), _mm512_set1_pd(1 << LOWER), lower);
+            __m512d near = wide_centred(both, prime);
+            near = _mm512_mask_sub_pd(near, _mm512_cmp_pd_mask(near, half, _CMP_GT_OQ), near, whole);
+            near = _mm512_mask_add_pd(near, _mm512_cmp_pd_mask(near, _mm512_sub_pd(half, whole), _CMP_LT_OQ), near, whole);
+            _mm256_mask_storeu_epi32(out + c + i, (__mmask8)first_of(columns - c - i), _mm512_cvtpd_epi32(near));
+        }
+    }
+}
+
+/* As each_apart, of two repetitions. */
+WIDE INLINE void wide_each_apart(const weighing *s, int rounded, int64_t rep) {
+    const int64_t entries = s->outer / s->period * s->groups * s->length;
+    const numbers all = {s->x, s->values, s->factor};
+    int64_t sums[2][TILE];
+    for (int64_t o = 0; o < s->outer; o++)
+        for (int64_t g = 0; g < s->groups; g++)
+            for (int64_t start = 0; start < s->columns; start += TILE) {
+                const int64_t width = s->columns - start < TILE ? s->columns - start : TILE;
+                const double *v = s->v + rep * entries + ((o / s->period) * s->groups + g) * s->length, *w = v + entries;
+                const numbers x = from_here(all, o * s->outer_stride + g * s->length * s->stride + start);
+                int64_t row = 0;
+#define ROWS(count, fresh)                                                                                            \
+    wide_some_rows(from_here(x, row * s->stride), rounded, s->stride, width, v + row, w + row, count, fresh, sums[0], sums[1])
+                for (; row + TOGETHER <= s->length; row += TOGETHER)
+                    if (row)
+                        ROWS(TOGETHER, 0);
+                    else
+                        ROWS(TOGETHER, 1);
+                for (; row < s->length; row++)
+                    if (row)
+                        ROWS(1, 0);
+                    else
+                        ROWS(1, 1);
+#undef ROWS
+                for (int64_t m = 0; m < s->moduli; m++)
+                    for (int r = 0; r < 2; r++)
+                        wide_store(sums[r], width, s->primes[m],
+                                   s->out + (((m * s->outer + o) * s->groups + g) * s->reps + rep + r) * s->columns + start);
+            }
+}
+
+WIDE static void wide_weigh_floats(const weighing *s, int64_t rep) { wide_each_apart(s, 1, rep); }
+WIDE static void wide_weigh_integers(const weighing *s, int64_t rep) { wide_each_apart(s, 0, rep); }
+#endif
+
 INLINE void all_together(const weighing *s, int rounded, int64_t rep, int twice) {
     desk d;
     double whole[MODULI][2][TILE];
@@ -96,9 +222,21 @@ INLINE void weigh_two(const weighing *s, int rounded, int64_t rep, int twice) {
         each_apart(s, rounded, rep, twice);
 }
 
-INLINE void weigh(const weighing *s) {
+INLINE void weigh(const weighing *s, int wide) {
+#if defined(__x86_64__)
+    const int wider = wide && wide_sums(s);
+#endif
     for (int64_t rep = 0; rep < s->reps; rep += 2) {
         const int two = rep + 1 < s->reps;
+#if defined(__x86_64__)
+        if (wider && two) {
+            if (s->values)
+                wide_weigh_floats(s, rep);
+            else
+                wide_weigh_integers(s, rep);
+            continue;
+        }
+#endif
         if (s->values && two)
             weigh_two(s, 1, rep, 1);
         else if (s->values)
@@ -108,6 +246,7 @@ INLINE void weigh(const weighing *s) {
         else
             weigh_two(s, 0, rep, 0);
     }
+    (void)wide;
 }
 
 /* --- sums of residues ---------------------------------------------------------------------------------------------- */
@@ -403,9 +542,179 @@ INLINE void project_two(const projecting *s, int rounded, int64_t rep, int twice
     }
 }
 
-INLINE void project(const projecting *s) {
+#if defined(__x86_64__)
+/* --- the same with AVX-512, reduced once for a channel ----------------------------------------------------------------- */
+#define ENTRIES 512 /* rows, and lines, at most */
+
+typedef struct {
+    int64_t rows[2][ENTRIES], down[2][TAPS][ENTRIES];                        /* weights */
+    int64_t sums[2][TILE + 2 * LINE];                                        /* over rows */
+    int64_t low[2][TAPS][TILE + LANES], high[2][TAPS][TILE + LANES]; /* over rows and lines: lower bits of sums, and above */
+    double ended[MODULI][TILE + LANES], found[MODULI][2][TAPS * TAPS];
+} wide_folio;
+
+/* Whether all sums fit 64 bits. `longest` products fit 53 bits, so four times as many fit 55, of which 30 are above LOWER;
+ * and the weight of a line has less than 54 bits without those of often * half, so that so many lines fit 62. Weights fit
+ * 32. */
+INLINE int wide_enough(const projecting *s) {
+    const double prime = s->moduli > 1 && s->primes[1] < s->primes[0] ? s->primes[1] : s->primes[0];
+    const int64_t half = (int64_t)prime / 2, least = 1 << 22;
+    return s->rows <= 4 * s->longest && s->rows <= ENTRIES && s->height <= s->often * half >> 21 && s->height <= ENTRIES &&
+           s->wide <= TAPS && s->longest * half > least && s->often * half > least;
+}
+
+/* As over_rows: `lines` vectors from i on, of which the last may not be whole, to sums. lines: 1 or 2. */
+WIDE INLINE void wide_rows(const projecting *s, int rounded, int64_t place, int64_t i, int lines, __mmask16 last,
+                           wide_folio *d) {
+    const numbers all = from_here((numbers){s->x, s->values, s->factor}, place + i);
+    __m512i even[2][2], odd[2][2]; /* (rep, line): numbers that stand side by side are weighed apart */
+    for (int r = 0; r < 2; r++)
+        for (int l = 0; l < 2; l++) even[r][l] = odd[r][l] = _mm512_setzero_si512();
+    for (int64_t row = 0; row < s->rows; row++) {
+        const numbers x = from_here(all, row * s->row_stride);
+        const __m512i v = _mm512_set1_epi64(d->rows[0][row]), w = _mm512_set1_epi64(d->rows[1][row]);
+        for (int l = 0; l < lines; l++) {
+            const __mmask16 some = l + 1 < lines ? 0xFFFF : last;
+            const __m512i line = wide_number(x, l * LINE, some, rounded);
+            const __m512i other = _mm512_srli_epi64(line, 32);
+            even[0][l] = plus_product(even[0][l], line, v), odd[0][l] = plus_product(odd[0][l], other, v);
+            even[1][l] = plus_product(even[1][l], line, w), odd[1][l] = plus_product(odd[1][l], other, w);
+        }
+    }
+    for (int r = 0; r < 2; r++)
+        for (int l = 0; l < lines; l++) put_in_order(d->sums[r] + i + l * LINE, even[r][l], odd[r][l]);
+}
+
+WIDE INLINE void wide_over_rows(const projecting *s, int rounded, int64_t place, int64_t n, wide_folio *d) {
+    int64_t i = 0;
+    for (; i + 2 * LINE <= n; i += 2 * LINE) wide_rows(s, rounded, place, i, 2, 0xFFFF, d);
+    for (; i < n; i += LINE) wide_rows(s, rounded, place, i, 1, first_of(n - i), d);
+}
+
+/* As add_lines, for `count` taps from t on: 1 or 3. What stands beyond the end of a line is summed too. */
+WIDE INLINE void wide_add(const projecting *s, int64_t t, int count, int64_t h, int64_t lines, int64_t start, wide_folio *d) {
+    const __m512i mask = _mm512_set1_epi64((1 << LOWER) - 1);
+    for (int r = 0; r < 2; r++)
+        for (int64_t i = 0; i < s->width; i += LANES) {
+            const int64_t *from = d->sums[r] + start + i;
+            __m512i low[3], high[3];
+            for (int c = 0; c < count; c++) {
+                low[c] = h ? _mm512_loadu_si512(d->low[r][t + c] + i) : _mm512_setzero_si512();
+                high[c] = h ? _mm512_loadu_si512(d->high[r][t + c] + i) : _mm512_setzero_si512();
+            }
+            for (int64_t l = 0; l < lines; l++, from += s->width) {
+                const __m512i sum = _mm512_loadu_si512(from);
+                const __m512i lower = _mm512_and_si512(sum, mask), upper = _mm512_srai_epi64(sum, LOWER);
+                for (int c = 0; c < count; c++) {
+                    const __m512i weight = _mm512_set1_epi64(d->down[r][t + c][h + l]);
+                    low[c] = plus_product(low[c], lower, weight);
+                    high[c] = plus_product(high[c], upper, weight);
+                }
+            }
+            for (int c = 0; c < count; c++) {
+                _mm512_storeu_si512(d->low[r][t + c] + i, low[c]);
+                _mm512_storeu_si512(d->high[r][t + c] + i, high[c]);
+            }
+        }
+}
+
+WIDE INLINE void wide_add_lines(const projecting *s, int64_t h, int64_t lines, int64_t start, wide_folio *d) {
+    int64_t t = 0;
+    for (; t + 3 <= s->tall; t += 3) wide_add(s, t, 3, h, lines, start, d);
+    for (; t < s->tall; t++) wide_add(s, t, 1, h, lines, start, d);
+}
+
+/* low + high * 2^LOWER, centred by modulus: ended. */
+WIDE INLINE void wide_end(const projecting *s, const int64_t *low, const int64_t *high, wide_folio *d) {
+    const __m512i mask = _mm512_set1_epi64((1 << LOWER) - 1);
+    const __m512d by = _mm512_set1_pd(1 << LOWER);
+    for (int64_t i = 0; i < s->width; i += LANES) {
+        const __m512i lower = _mm512_loadu_si512(low + i);
+        const __m512i upper = _mm512_add_epi64(_mm512_loadu_si512(high + i), _mm512_srai_epi64(lower, LOWER));
+        const __m512d first = _mm512_cvtepi64_pd(_mm512_srai_epi64(upper, LOWER));
+        const __m512d second = _mm512_cvtepi64_pd(_mm512_and_si512(upper, mask));
+        const __m512d third = _mm512_cvtepi64_pd(_mm512_and_si512(lower, mask));
+        for (int64_t m = 0; m < s->moduli; m++) {
+            const __m512d one = _mm512_fmadd_pd(wide_centred(first, s->primes[m]), by, second);
+            const __m512d two = _mm512_fmadd_pd(wide_centred(one, s->primes[m]), by, third);
+            _mm512_storeu_pd(d->ended[m] + i, wide_centred(two, s->primes[m]));
+        }
+    }
+}
+
+/* The sum of x * weights over n of them, which is within half of 2^31. */
+WIDE INLINE double wide_sum(const double *x, const double *weights, int64_t n, int64_t often, double prime) {
+    __m512d sum = _mm512_setzero_pd();
+    for (int64_t i = 0, terms = 0; i < n; i += LANES) {
+        const __mmask8 some = (__mmask8)(n - i < LANES ? (1 << (n - i)) - 1 : 0xFF);
+        sum = _mm512_fmadd_pd(_mm512_loadu_pd(x + i), _mm512_maskz_loadu_pd(some, weights + i), sum);
+        if (++terms == often) terms = 0, sum = wide_centred(sum, prime);
+    }
+    return _mm512_reduce_add_pd(wide_centred(sum, prime));
+}
+
+WIDE INLINE void wide_end_channel(const projecting *s, int64_t rep, int64_t c, wide_folio *d) {
+    const int64_t taps = s->tall * s->wide;
+    for (int r = 0; r < 2; r++)
+        for (int64_t t = 0; t < s->tall; t++) {
+            wide_end(s, d->low[r][t], d->high[r][t], d);
+            for (int64_t m = 0; m < s->moduli; m++)
+                for (int64_t u = 0; u < s->wide; u++)
+                    d->found[m][r][t * s->wide + u] = wide_sum(d->ended[m], s->across + ((rep + r) * s->wide + u) * s->width,
+                                                               s->width, s->often, s->primes[m]);
+        }
+    for (int64_t m = 0; m < s->moduli; m++)
+        for (int r = 0; r < 2; r++)
+            store(d->found[m][r], taps, s->primes[m], s->out + ((m * s->reps + rep + r) * s->channels + c) * taps);
+}
+
+/* As project_two, of two repetitions. */
+WIDE INLINE void wide_project(const projecting *s, int rounded, int64_t rep) {
+    wide_folio d;
+    const int64_t plane = s->height * s->width, several = TILE / plane, lines = TILE / s->width;
+    for (int r = 0; r < 2; r++) {
+        for (int64_t row = 0; row < s->rows; row++) d.rows[r][row] = (int64_t)s->v[(rep + r) * s->rows + row];
+        for (int64_t t = 0; t < s->tall; t++)
+            for (int64_t h = 0; h < s->height; h++)
+                d.down[r][t][h] = (int64_t)s->down[((rep + r) * s->tall + t) * s->height + h];
+    }
+    for (int64_t first = 0; several && first < s->channels; first += several) { /* small planes: some at once */
+        const int64_t some = s->channels - first < several ? s->channels - first : several;
+        wide_over_rows(s, rounded, first * plane, some * plane, &d);
+        for (int64_t c = 0; c < some; c++) {
+            wide_add_lines(s, 0, s->height, c * plane, &d);
+            wide_end_channel(s, rep, first + c, &d);
+        }
+    }
+    for (int64_t c = 0; !several && c < s->channels; c++) {
+        for (int64_t h = 0; h < s->height; h += lines) {
+            const int64_t some = s->height - h < lines ? s->height - h : lines;
+            wide_over_rows(s, rounded, c * plane + h * s->width, some * s->width, &d);
+            wide_add_lines(s, h, some, 0, &d);
+        }
+        wide_end_channel(s, rep, c, &d);
+    }
+}
+
+WIDE static void wide_project_floats(const projecting *s, int64_t rep) { wide_project(s, 1, rep); }
+WIDE static void wide_project_integers(const projecting *s, int64_t rep) { wide_project(s, 0, rep); }
+#endif
+
+INLINE void project(const projecting *s, int wide) {
+#if defined(__x86_64__)
+    const int wider = wide && wide_enough(s);
+#endif
     for (int64_t rep = 0; rep < s->reps; rep += 2) {
         const int two = rep + 1 < s->reps;
+#if defined(__x86_64__)
+        if (wider && two) {
+            if (s->values)
+                wide_project_floats(s, rep);
+            else
+                wide_project_integers(s, rep);
+            continue;
+        }
+#endif
         if (s->values && two)
             project_two(s, 1, rep, 1);
         else if (s->values)
@@ -415,20 +724,21 @@ INLINE void project(const projecting *s) {
         else
             project_two(s, 0, rep, 0);
     }
+    (void)wide;
 }
 
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
-#define VARIANT(name, attribute)                                                                                      \
-    attribute static void weigh_##name(const weighing *s) { weigh(s); }                                               \
+#define VARIANT(name, wide, attribute)                                                                                \
+    attribute static void weigh_##name(const weighing *s) { weigh(s, wide); }                                             \
     attribute static void fold_##name(const folding *s) { fold(s); }                                                  \
     attribute static void slide_##name(const sliding *s) { slide(s); }                                                \
     attribute static void dot_##name(const product *s) { dot(s); }                                                    \
-    attribute static void project_##name(const projecting *s) { project(s); }
+    attribute static void project_##name(const projecting *s) { project(s, wide); }
 
-VARIANT(plain, )
+VARIANT(plain, 0, )
 #if defined(__x86_64__)
-VARIANT(avx2, __attribute__((target("avx2,fma"))))
-VARIANT(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma,prefer-vector-width=512"))))
+VARIANT(avx2, 0, __attribute__((target("avx2,fma"))))
+VARIANT(avx512, 1, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma,prefer-vector-width=512"))))
 #endif
 
 static void (*chosen_weigh)(const weighing *) = weigh_plain;

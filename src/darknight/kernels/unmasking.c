@@ -2,8 +2,9 @@
  * weigh would make of the integers, which are never written.
  *
  * A tile is a few channels of a few positions, of one group. Its answers are read once, each of its results is made in
- * the first cache or in registers, converted, written, and added to the sums of its example. Sums are exact, and reduced as often as the
- * caller says, so neither order nor vector width changes a bit. Nothing is checked here: compiled_unmasking.py does that.
+ * the first cache or in registers, converted, written, and added to the sums of its example. Sums are exact, and reduced
+ * before they do not fit, so neither order nor vector width changes a bit. Nothing is checked here: compiled_unmasking.py
+ * does that.
  */
 #include "field.h"
 #include "residues.h"
@@ -35,11 +36,12 @@ typedef struct {
 } unmasking;
 
 typedef struct {
-    int64_t alone[ANSWERS]; /* by source: the one result that it is in, less another; or -1 */
     int32_t fetched[ANSWERS][TILE], made[RESULTS][TILE];
     double sums[RESULTS][2][POSITIONS];           /* over channels, since the last reduction */
     double total[RESULTS][MODULI][2][POSITIONS];  /* over channels */
     double whole[MODULI][2][POSITIONS];           /* over rows */
+    int64_t longer[RESULTS][2][POSITIONS] __attribute__((aligned(64))); /* in 64 bits, over channels */
+    int64_t low[2][POSITIONS], high[2][POSITIONS];                      /* over rows */
 } bench;
 
 /* What is where: `some` channels from `channel` on, `width` positions from `start` on, a run for each channel. */
@@ -99,56 +101,216 @@ INLINE void make_runs(int32_t *restrict made, float *restrict converted, const u
     if (s->bias || s->factor || s->limited) finish_runs(converted, s, t);
 }
 
+/* The floats of a tile, where they belong. */
+INLINE void put_runs(float *to, const float *converted, const unmasking *s, const tile_of *t, int past, int wide) {
+    const int64_t runs = t->width == s->positions ? 1 : t->some, length = t->some * t->width / runs;
+    for (int64_t c = 0; c < runs; c++) put_tile(to + c * s->positions, converted + c * length, length, past, wide);
+}
+
 #if defined(__x86_64__)
-/* The same for x - y, straight from where the answer x is, which is read once; floats go to runs that are so far apart.
- * Whether x has numbers that are no residues: then the integers are zeros. */
-WIDE static int wide_runs(int32_t *made, float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y,
-                          const field *f, const tile_of *t, int past) {
-    finish end = {s->scale, -0.0f, 1.0f, -0.0f, s->limited ? s->low : -INFINITY, s->limited ? s->high : INFINITY};
-    __m512i most = _mm512_setzero_si512();
-    for (int64_t c = 0; c < t->some; c++) {
-        if (s->bias) end.bias = s->bias[t->channel + c];
-        if (s->factor) end.factor = s->factor[t->channel + c], end.shift = s->shift[t->channel + c];
-        most = wide_unmask(to + c * apart, made + c * t->width, x + c * s->positions, y + c * t->width, t->width, f, &end,
-                           t->some * s->positions, past, most);
+INLINE finish end_of(const unmasking *s, int64_t channel) {
+    const finish end = {s->bias ? s->bias[channel] : -0.0f, s->factor ? s->factor[channel] : 1.0f,
+                        s->factor ? s->shift[channel] : -0.0f, s->limited ? s->low : -INFINITY,
+                        s->limited ? s->high : INFINITY};
+    return end;
+}
+
+/* --- with AVX-512, what a systematic code asks for: everything in registers, and sums in 64 bits --------------------------
+ *
+ * Numbers that stand side by side in 32 bits are weighed as those at even places and those at odd ones, so the sums of 16
+ * positions are those of eight even ones and then of eight odd ones. */
+#define LOWER 30 /* bits of a sum over channels that are weighed apart from those above */
+#define LONGER 8 /* bits: so many more channels than `longest` can be summed */
+
+/* Some channels of a tile: answers, floats, y less half the prime, and weights. */
+typedef struct {
+    const int32_t *x[TOGETHER], *y[TOGETHER];
+    float *to[TOGETHER];
+    finish end[TOGETHER];
+    __m512i u[TOGETHER], w[TOGETHER];
+    __m512i prime, half, most; /* most: of all answers up to now */
+    __m512 scale;
+    int64_t next; /* where the next answers are */
+} channels;
+
+WIDE INLINE __m512i plus_product(__m512i sum, __m512i x, __m512i y) { return _mm512_add_epi64(sum, _mm512_mul_epi32(x, y)); }
+
+/* What becomes of floats: nothing, or a bias and limits, or a normalisation too. */
+enum { BARE, ENDED, NORMAL };
+
+/* A line, or the first few of its numbers, of `count` channels: x - y as floats, and sums (+)= the integers, weighed. past:
+ * past the cache, and lines are whole. All but `some` and i are known when this is compiled. */
+WIDE INLINE void wide_line(channels *b, int64_t *first, int64_t *second, int64_t i, __mmask16 some, int count, int fresh,
+                           int ended, int past) {
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i even = fresh ? zero : _mm512_load_si512(first + i), odd = fresh ? zero : _mm512_load_si512(first + i + 8);
+    __m512i also = fresh ? zero : _mm512_load_si512(second + i), last = fresh ? zero : _mm512_load_si512(second + i + 8);
+#pragma GCC unroll 4
+    for (int c = 0; c < count; c++) {
+        const __m512i answer = answered(b->x[c] + i, some, b->next);
+        const __m512i less = _mm512_sub_epi32(answer, _mm512_maskz_loadu_epi32(some, b->y[c] + i));
+        const __m512i value = _mm512_sub_epi32(wide_below(less, b->prime), b->half);
+        const __m512i other = _mm512_srli_epi64(value, 32);
+        __m512 result = _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale);
+        b->most = _mm512_max_epu32(b->most, answer);
+        if (ended) result = finished(result, b->end + c, ended == NORMAL);
+        if (past)
+            put_line(b->to[c] + i, _mm512_castps_si512(result), 1);
+        else
+            _mm512_mask_storeu_ps(b->to[c] + i, some, result);
+        even = plus_product(even, value, b->u[c]), odd = plus_product(odd, other, b->u[c]);
+        also = plus_product(also, value, b->w[c]), last = plus_product(last, other, b->w[c]);
     }
-    if (_mm512_reduce_max_epu32(most) < (uint32_t)s->what.prime) return 0;
-    memset(made, 0, (size_t)(t->some * t->width) * sizeof *made);
-    return 1;
+    _mm512_store_si512(first + i, even), _mm512_store_si512(first + i + 8, odd);
+    _mm512_store_si512(second + i, also), _mm512_store_si512(second + i + 8, last);
+}
+
+WIDE INLINE void wide_lines(channels *b, int64_t *first, int64_t *second, int64_t n, int count, int fresh, int ended,
+                            int past) {
+    int64_t i = 0;
+    for (; i + LINE <= n; i += LINE) wide_line(b, first, second, i, 0xFFFF, count, fresh, ended, past);
+    if (i < n) wide_line(b, first, second, i, first_of(n - i), count, fresh, ended, 0);
+}
+
+/* `count` channels of a tile from c on. Returns the largest of `most` and of x. */
+WIDE INLINE __m512i wide_channels(float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y,
+                                  const field *f, const tile_of *t, int64_t c, int count, int ended, int past,
+                                  int64_t *first, int64_t *second, __m512i most) {
+    channels b = {.prime = _mm512_set1_epi32(f->prime), .half = _mm512_set1_epi32(f->half), .most = most,
+                  .scale = _mm512_set1_ps(s->scale), .next = t->some * s->positions};
+    const double *u = s->u + t->channel + c;
+    const int fresh = t->channel + c == 0;
+    for (int j = 0; j < count; j++) {
+        b.x[j] = x + (c + j) * s->positions;
+        b.y[j] = y + (c + j) * t->width;
+        b.to[j] = to + (c + j) * apart;
+        b.u[j] = _mm512_set1_epi64((int64_t)u[j]), b.w[j] = _mm512_set1_epi64((int64_t)u[s->channels + j]);
+        if (ended) b.end[j] = end_of(s, t->channel + c + j);
+    }
+    if (past && fresh)
+        wide_lines(&b, first, second, t->width, count, 1, ended, 1);
+    else if (past)
+        wide_lines(&b, first, second, t->width, count, 0, ended, 1);
+    else if (fresh)
+        wide_lines(&b, first, second, t->width, count, 1, ended, 0);
+    else
+        wide_lines(&b, first, second, t->width, count, 0, ended, 0);
+    return b.most;
+}
+
+/* x - y for a tile: floats to runs that are so far apart, and sums (+)= the integers, weighed. x is read once. Whether it
+ * has numbers that are no residues: then the sums mean nothing. y: less half the prime. */
+WIDE static int wide_runs(float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y, const field *f,
+                          const tile_of *t, int past, int64_t *first, int64_t *second) {
+    const int ended = s->factor ? NORMAL : s->bias || s->limited ? ENDED : BARE;
+    __m512i most = _mm512_setzero_si512();
+    int64_t c = 0;
+#define CHANNELS(count, ended) wide_channels(to, apart, s, x, y, f, t, c, count, ended, past, first, second, most)
+#define OF_ALL(count) ended == BARE ? CHANNELS(count, BARE) : ended == ENDED ? CHANNELS(count, ENDED) : CHANNELS(count, NORMAL)
+    for (; c + TOGETHER <= t->some; c += TOGETHER) most = OF_ALL(TOGETHER);
+    for (; c < t->some; c++) most = OF_ALL(1);
+#undef OF_ALL
+#undef CHANNELS
+    return _mm512_reduce_max_epu32(most) >= (uint32_t)s->what.prime;
+}
+
+WIDE static inline void wide_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results,
+                                  int past, bench *b) {
+    const int64_t line = s->channels * s->positions, place = t->line * line + t->channel * s->positions + t->start;
+    const int64_t y = how->last, n = t->some * t->width;
+    float converted[TILE];
+    s->outside[y] |= fetch_runs(b->fetched[y], s->sources[y] + t->group * s->source_strides[y] + place, s, t, past, 1);
+    for (int64_t i = 0; i < n; i++) b->fetched[y][i] -= f->half;
+    for (int64_t k = 0; k < s->what.rows; k++) {
+        const int64_t x = how[k].first;
+        const int32_t *from = s->sources[x] + t->group * s->source_strides[x] + place;
+        if (k >= results) { /* of no example: it is looked at */
+            s->outside[x] |= fetch_runs(b->fetched[x], from, s, t, past, 1);
+            continue;
+        }
+        float *to = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
+        const int whole = !past || (s->positions % LINE == 0 && before_a_line(to, 1) == 0);
+        s->outside[x] |= wide_runs(whole ? to : converted, whole ? s->positions : t->width, s, from, b->fetched[y], f, t,
+                                   whole && past, b->longer[k][0], b->longer[k][1]);
+        if (!whole) put_runs(to, converted, s, t, past, 1);
+    }
+}
+
+/* low, high += weight * sums: the lower bits of these, and those above. Of whole lines. */
+WIDE INLINE void add_rows(const int64_t *sums, int64_t n, double weight, int64_t *low, int64_t *high) {
+    const __m512i by = _mm512_set1_epi64((int64_t)weight), mask = _mm512_set1_epi64(((int64_t)1 << LOWER) - 1);
+    for (int64_t i = 0; i < (n + LINE - 1) / LINE * LINE; i += 8) {
+        const __m512i sum = _mm512_load_si512(sums + i);
+        const __m512i lower = _mm512_and_si512(sum, mask), upper = _mm512_srai_epi64(sum, LOWER);
+        _mm512_store_si512(low + i, plus_product(_mm512_load_si512(low + i), lower, by));
+        _mm512_store_si512(high + i, plus_product(_mm512_load_si512(high + i), upper, by));
+    }
+}
+
+/* As unmask_line. */
+WIDE static void wide_unmask_line(const unmasking *s, const field *f, const recipe *how, tile_of t, int64_t results,
+                                  int64_t step, int past, bench *b) {
+    for (t.channel = 0; t.channel < s->channels; t.channel += t.some) {
+        const int64_t left = s->channels - t.channel;
+        t.some = left < step ? left : step;
+        wide_tile(s, f, how, &t, results, past, b);
+    }
+    for (int64_t k = 0; k < results; k++) {
+        const int64_t row = (t.group * s->what.rows + k) * s->lines + t.line;
+        for (int r = 0; r < 2; r++)
+            add_rows(b->longer[k][r], t.width, s->v[r * s->examples * s->lines + row], b->low[r], b->high[r]);
+    }
+}
+
+/* Congruent to x, and next to zero: 24 bits are left to be multiplied with. */
+INLINE double near_zero(int64_t x, double prime, double inverse) {
+    const double upper = centred((double)(x >> 24), prime, inverse);
+    return centred(upper * 0x1p24 + (double)(x & 0xFFFFFF), prime, inverse);
+}
+
+/* As store, of sums whose positions are in order of even and odd ones. */
+INLINE void store_longer(const int64_t *restrict low, const int64_t *restrict high, int64_t n, double prime,
+                         int32_t *restrict out) {
+    const double inverse = 1.0 / prime;
+    int32_t found[POSITIONS];
+    for (int64_t i = 0; i < (n + LINE - 1) / LINE * LINE; i++) {
+        const double upper = centred(near_zero(high[i], prime, inverse) * (double)(1 << (LOWER / 2)), prime, inverse);
+        found[i] = residue(upper * (double)(1 << (LOWER / 2)) + near_zero(low[i], prime, inverse), prime, inverse);
+    }
+    for (int64_t i = 0; i < n; i++) out[i] = found[i / LINE * LINE + i % 2 * 8 + i % LINE / 2];
+}
+
+/* Whether each result is an answer of its own less one that is the same for all, which is what a systematic code has, and
+ * all sums fit. `longest` products fit 53 bits, so 2^LONGER times as many fit 61, of which 31 are above LOWER; and the weight
+ * of a row has less than 54 bits without those of often * half, so that so many rows fit 63. Weights fit 32. */
+INLINE int systematic(const unmasking *s, const recipe *how) {
+    const int64_t half = s->what.prime / 2, least = 1 << 22;
+    const int fit = s->channels <= s->longest << LONGER && s->examples * s->lines <= s->often * half >> 21 &&
+                    s->longest * half > least && s->often * half > least;
+    int alike = s->what.sources == s->what.rows + 1;
+    for (int64_t k = 0; k < s->what.rows; k++)
+        alike = alike && how[k].kind == OF_TWO && how[k].last == how->last && how[k].c[how->last] < 0 &&
+                (k == 0 || how[k].first > how[k - 1].first);
+    return alike && fit;
 }
 #endif
 
 /* Unmasks a tile and writes it as floats; its integers stay in made. */
 INLINE void unmask_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results, int past,
                         int wide, bench *b) {
-    const int64_t n = t->some * t->width, line = s->channels * s->positions;
+    const int64_t line = s->channels * s->positions;
     const int64_t place = t->line * line + t->channel * s->positions + t->start;
-    const int32_t *here[ANSWERS], *there[ANSWERS];
-    const int direct = wide && t->width >= 2 * LINE;
+    const int32_t *here[ANSWERS];
     float converted[TILE];
     for (int64_t i = 0; i < s->what.sources; i++) {
-        there[i] = s->sources[i] + t->group * s->source_strides[i] + place;
+        const int32_t *there = s->sources[i] + t->group * s->source_strides[i] + place;
         here[i] = b->fetched[i];
-        if (direct && b->alone[i] >= 0 && b->alone[i] < results) continue;
-        s->outside[i] |= fetch_runs(b->fetched[i], there[i], s, t, past, wide);
+        s->outside[i] |= fetch_runs(b->fetched[i], there, s, t, past, wide);
     }
     for (int64_t k = 0; k < results; k++) {
         float *to = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
-#if defined(__x86_64__)
-        const int64_t x = how[k].first, y = how[k].last;
-        if (direct && b->alone[x] == k) {
-            const int whole = !past || (s->positions % LINE == 0 && before_a_line(to, 1) == 0);
-            s->outside[x] |= wide_runs(b->made[k], whole ? to : converted, whole ? s->positions : t->width, s, there[x],
-                                       here[y], f, t, whole && past);
-            if (whole) continue;
-        } else
-#endif
-            make_runs(b->made[k], converted, s, how + k, here, f, t);
-        if (t->width == s->positions)
-            put_tile(to, converted, n, past, wide);
-        else
-            for (int64_t c = 0; c < t->some; c++)
-                put_tile(to + c * s->positions, converted + c * t->width, t->width, past, wide);
+        make_runs(b->made[k], converted, s, how + k, here, f, t);
+        put_runs(to, converted, s, t, past, wide);
     }
 }
 
@@ -183,17 +345,18 @@ INLINE void weigh_tile(const unmasking *s, const tile_of *t, int64_t results, in
 /* One line of a group's examples, of some positions: unmasked, and added to the sums over rows. */
 INLINE void unmask_line(const unmasking *s, const field *f, const recipe *how, tile_of t, int64_t results, int64_t step,
                         int twice, int past, int wide, int64_t *rows, bench *b) {
-    const int single = s->channels <= s->longest;
+    const int64_t longest = s->longest < TOGETHER ? s->longest : s->longest / TOGETHER * TOGETHER;
+    const int single = s->channels <= longest;
     int64_t since = 0; /* channels in sums */
     int reduced = 0;
     for (t.channel = 0; t.channel < s->channels; t.channel += t.some) {
-        const int64_t left = s->channels - t.channel, room = s->longest - since;
+        const int64_t left = s->channels - t.channel, room = longest - since;
         t.some = left < step ? left : step;
         t.some = t.some < room ? t.some : room;
         unmask_tile(s, f, how, &t, results, past, wide, b);
         weigh_tile(s, &t, results, twice, since == 0, b);
         since += t.some;
-        if (single || (since < s->longest && t.channel + t.some < s->channels)) continue;
+        if (single || (since < longest && t.channel + t.some < s->channels)) continue;
         for (int64_t k = 0; k < results; k++)
             for (int64_t m = 0; m < s->moduli; m++)
                 for (int r = 0; r <= twice; r++)
@@ -219,23 +382,14 @@ INLINE int64_t part_of(int64_t positions) {
     return parts == 1 ? positions : (width + 15) / 16 * 16;
 }
 
-/* Which result is all that a source is for, less another source: then it need not be fetched. */
-INLINE int64_t alone_in(const unmasking *s, const recipe *how, int64_t source) {
-    int64_t found = -1, uses = 0;
-    for (int64_t k = 0; k < s->what.rows; k++) {
-        if (!how[k].c[source]) continue;
-        uses++;
-        if (how[k].kind == OF_TWO && how[k].first == source && how[k].c[how[k].last] < 0) found = k;
-    }
-    return uses == 1 ? found : -1;
-}
-
 INLINE void unmask(const unmasking *s, int twice, int wide) {
     bench b;
     const field f = field_of(&s->what);
     recipe how[RESULTS];
     for (int64_t k = 0; k < s->what.rows; k++) how[k] = recipe_of(&s->what, k);
-    for (int64_t i = 0; i < s->what.sources; i++) b.alone[i] = alone_in(s, how, i);
+#if defined(__x86_64__)
+    const int longer = wide && twice && s->positions >= 2 * LINE && systematic(s, how);
+#endif
     const int past = many(s->examples * s->lines * s->channels * s->positions);
     const int64_t part = part_of(s->positions);
     const int64_t most = TILE / part, step = part < s->positions ? TOGETHER : most < TOGETHER ? most : most / 4 * 4;
@@ -243,17 +397,30 @@ INLINE void unmask(const unmasking *s, int twice, int wide) {
         const int64_t left = s->positions - start, width = left < part ? left : part;
         int64_t rows = 0;
         memset(b.whole, 0, sizeof b.whole);
+        memset(b.low, 0, sizeof b.low);
+        memset(b.high, 0, sizeof b.high);
         for (int64_t group = 0; group < s->groups; group++) {
-            const int64_t there = s->examples - group * s->what.rows;
+            const int64_t there = s->examples - group * s->what.rows, results = there < s->what.rows ? there : s->what.rows;
             for (int64_t line = 0; line < s->lines; line++) {
                 const tile_of t = {group, line, 0, 0, start, width};
-                unmask_line(s, &f, how, t, there < s->what.rows ? there : s->what.rows, step, twice, past, wide,
-                            &rows, &b);
+#if defined(__x86_64__)
+                if (longer)
+                    wide_unmask_line(s, &f, how, t, results, step, past, &b);
+                else
+#endif
+                    unmask_line(s, &f, how, t, results, step, twice, past, wide, &rows, &b);
             }
         }
         for (int64_t m = 0; m < s->moduli; m++)
-            for (int r = 0; r <= twice; r++)
-                store(b.whole[m][r], width, s->primes[m], s->out + (m * s->reps + r) * s->positions + start);
+            for (int r = 0; r <= twice; r++) {
+                int32_t *out = s->out + (m * s->reps + r) * s->positions + start;
+#if defined(__x86_64__)
+                if (longer)
+                    store_longer(b.low[r], b.high[r], width, s->primes[m], out);
+                else
+#endif
+                    store(b.whole[m][r], width, s->primes[m], out);
+            }
     }
     settled(past);
 }

@@ -137,36 +137,19 @@ WIDE static inline int wide_fetch(int32_t *restrict tile, const int32_t *from, i
 /* What becomes of the floats of a run: each is rounded as if nothing else were done. A factor of 1 and a bias or shift of
  * -0 change nothing, not even the sign of a zero. */
 typedef struct {
-    float scale, bias, factor, shift, low, high;
+    float bias, factor, shift, low, high;
 } finish;
 
-WIDE INLINE __m512 finished(__m512i value, const finish *end) {
-    __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(value), _mm512_set1_ps(end->scale));
+/* normal: whether there are a factor and a shift, known when this is compiled. */
+WIDE INLINE __m512 finished(__m512 product, const finish *end, int normal) {
     __asm__("" : "+v"(product)); /* is not fused with the sum that follows */
-    __m512 normal = _mm512_mul_ps(_mm512_add_ps(product, _mm512_set1_ps(end->bias)), _mm512_set1_ps(end->factor));
-    __asm__("" : "+v"(normal));
-    const __m512 sum = _mm512_add_ps(normal, _mm512_set1_ps(end->shift));
-    return _mm512_min_ps(_mm512_set1_ps(end->high), _mm512_max_ps(_mm512_set1_ps(end->low), sum));
-}
-
-/* x, an answer, minus y: centred, to `made`; and as floats, finished. Returns the largest of `most` and of x. */
-WIDE INLINE __m512i wide_unmask(float *to, int32_t *made, const int32_t *x, const int32_t *y, int64_t n, const field *f,
-                                const finish *end, int64_t next, int past, __m512i most) {
-    const __m512i prime = _mm512_set1_epi32(f->prime), half = _mm512_set1_epi32(f->half);
-    int64_t i = 0;
-    for (; i + LINE <= n; i += LINE) {
-        const __m512i answer = answered(x + i, 0xFFFF, next);
-        const __m512i value = wide_centred(_mm512_sub_epi32(answer, line_of(y + i)), prime, half);
-        most = _mm512_max_epu32(most, answer);
-        put_line(made + i, value, 0);
-        put_line(to + i, _mm512_castps_si512(finished(value, end)), past);
+    __m512 sum = _mm512_add_ps(product, _mm512_set1_ps(end->bias));
+    if (normal) {
+        __m512 scaled = _mm512_mul_ps(sum, _mm512_set1_ps(end->factor));
+        __asm__("" : "+v"(scaled));
+        sum = _mm512_add_ps(scaled, _mm512_set1_ps(end->shift));
     }
-    const __mmask16 some = first_of(n - i);
-    const __m512i answer = answered(x + i, some, next), other = _mm512_maskz_loadu_epi32(some, y + i);
-    const __m512i value = wide_centred(_mm512_sub_epi32(answer, other), prime, half);
-    _mm512_mask_storeu_epi32(made + i, some, value);
-    _mm512_mask_storeu_ps(to + i, some, finished(value, end));
-    return _mm512_max_epu32(most, answer);
+    return _mm512_min_ps(_mm512_set1_ps(end->high), _mm512_max_ps(_mm512_set1_ps(end->low), sum));
 }
 #endif
 
