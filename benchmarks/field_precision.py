@@ -24,7 +24,7 @@ from darknight.coding import PRIME_25, PRIME_28
 from darknight.coding.fixed_point import bits_over, exponent_for, largest_magnitude, rms
 from darknight.kernels import quantise_nearest, quantise_stochastic
 from darknight.ops import BilinearOp, Conv, Linear, field
-from darknight.randomness import rounding_words
+from darknight.randomness import rounding_of, words_of
 
 THREE, ONE = Conv.make((3, 3), padding=1), Conv.make((1, 1))
 LAYERS: dict[str, tuple[BilinearOp, tuple[int, ...], tuple[int, ...]]] = {
@@ -89,7 +89,7 @@ def precision(
     size = rms(delta) * 2.0**full_d
     lowered = max(bits_over(size, rms(wq), prod(w.shape) // w.shape[1], prime), bits_over(size, rms(xq), rows, prime))
     ed = full_d - lowered
-    dq = quantise_stochastic(delta, ed, rounding_words(delta.shape, seed=0, layer="", call=0, kind="delta"))
+    dq = quantise_stochastic(delta, ed, words_of(rounding_of(seed=0, layer="", call=0, kind="delta"), delta.shape))
     results = passes(op, xq.double(), wq.double(), dq.double())
     wraps = [int((result.abs() > prime // 2).sum()) for result in results]
     scales = (ex + ew, ed + ew, ex + ed)

@@ -50,11 +50,10 @@ def test_a_training_step_of_one_layer_by_hand():
         "weights": moved(2 * W, W + W // 2),
         "scale": moved(X + Y, 0),
         "encode": moved(
-            X + SHARE_X + Y + SHARE_Y + Y,  # values, noise, words of the rounding
+            X + SHARE_X + Y + SHARE_Y,  # values, noise
             sent[0] + SHARE_X + sent[1] + SHARE_Y + Y,  # shares, noise, integers of the gradient
         ),
         "checksum": moved(X, 0),
-        "rounding": moved(0, Y),
         LINKS: moved(W, W),  # shares are made, and answers read, where they lie
         "decode": moved(sum(came), Y + X + W),
         "check": moved(2 * (X + Y + W), 0),

@@ -15,7 +15,7 @@ from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
 from darknight.ops import BilinearOp
 from darknight.ops import field as field_ops
 from darknight.ops import real as real_ops
-from darknight.randomness import Randomness, rounding_words
+from darknight.randomness import Randomness, rounding_of, words_of
 
 _PEAK = 6.0  # peak of a sum over its standard deviation, for independent terms
 
@@ -47,7 +47,7 @@ def quantised(op: BilinearOp, x: Tensor, w: Tensor, delta: Tensor, arithmetic: F
     size = rms(delta) * 2.0**ed
     rows = x.shape[0] * op.positions(x_shape, tuple(delta.shape))
     ed -= max(bits_over(size, rms(wq), taps * outs // op.groups, prime), bits_over(size, rms(xq), rows, prime))
-    words = rounding_words(delta.shape, seed=0, layer="layer", call=0, kind="delta")
+    words = words_of(rounding_of(seed=0, layer="layer", call=0, kind="delta"), delta.shape)
     return (xq, ex), (wq, ew), (quantise_stochastic(delta, ed, words), ed)
 
 

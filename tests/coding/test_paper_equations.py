@@ -14,7 +14,7 @@ from darknight.errors import EncodingError
 from darknight.kernels import dequantise, quantise_nearest, quantise_stochastic
 from darknight.ops import Linear
 from darknight.ops import field as field_ops
-from darknight.randomness import Randomness, grid_gaussian, rounding_words, uniform_below
+from darknight.randomness import Randomness, grid_gaussian, rounding_of, uniform_below, words_of
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 GENERATOR = Randomness(bytes(31) + b"e")
@@ -143,10 +143,10 @@ def test_quantisation_vectors(vector):
 def test_stochastic_rounding_is_unbiased_and_reproducible():
     values = torch.full((200_000,), 0.3)
     index = {"seed": 1, "layer": "conv1", "call": 7, "kind": "delta"}
-    rounded = quantise_stochastic(values, 0, rounding_words(values.shape, **index))
+    rounded = quantise_stochastic(values, 0, words_of(rounding_of(**index), values.shape))
     assert set(rounded.unique().tolist()) == {0, 1}
     assert abs(float(rounded.float().mean()) - 0.3) < 0.005
-    assert torch.equal(rounded, quantise_stochastic(values, 0, rounding_words(values.shape, **index)))
+    assert torch.equal(rounded, quantise_stochastic(values, 0, words_of(rounding_of(**index), values.shape)))
     nearest = quantise_nearest(values, 0)
     assert abs(float(nearest.float().mean()) - 0.3) > 0.2  # what the test would see of biased rounding
 
@@ -155,7 +155,7 @@ def test_stochastic_rounding_keeps_integers():
     """floor(v + u) in float32 would round up now and then: v + u is rounded before it is cut."""
     values = torch.full((1 << 20,), 1000.0)
     index = {"seed": 1, "layer": "conv1", "call": 7, "kind": "delta"}
-    words = rounding_words(values.shape, **index)
+    words = words_of(rounding_of(**index), values.shape)
     assert torch.equal(quantise_stochastic(values, 0, words), values.to(torch.int32))
     uniforms = words.bitwise_and(2**24 - 1) * 2.0**-24
     assert not torch.equal((values + uniforms).floor(), values)  # the mistake shows at this count

@@ -16,6 +16,7 @@ from torch import Tensor
 from darknight import kernels
 from darknight.kernels import compiled_field, masking, reference
 from darknight.kernels.compiled_field import Form, Library
+from darknight.kernels.reference import Rounding
 from kernels.guarded import PRELUDE
 from kernels.test_residues import usable
 
@@ -123,7 +124,7 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
         matrix = systematic(inputs) if noises == 1 else drawn_matrix(generator, 5, inputs + noises, prime)
         values = torch.randn(examples, length).clamp_(-4, 3.99)
         values[values.abs() < 0.1] = 0.0
-        words = torch.randint(-(2**31), 2**31, values.shape, dtype=torch.int32) if trial % 2 else None
+        rounding = Rounding(*(generator.getrandbits(32) for _ in range(3))) if trial % 2 else None
         noise = residues((noises, groups, length), prime)
         wanted = [generator.random() < 0.9 for _ in matrix]
         results = []
@@ -133,7 +134,7 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
                 ranges = [(-(2**bits), 2**bits)] * inputs + [(0, prime - 1)] * noises
                 form = Form(tuple(map(tuple, matrix)), tuple(ranges), prime, False)
                 found = torch.full(values.shape, -7, dtype=torch.int32)
-                given = (library, form, values, 2.0 ** (bits - 2), words, inputs, noise)
+                given = (library, form, values, 2.0 ** (bits - 2), rounding, inputs, noise)
                 assert compiled_field.encode(*given, outs, found) == 0
                 alone = [None if out is None else torch.empty_like(out) for out in outs]
                 row = generator.randint(0, 5)
@@ -141,9 +142,9 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
                 for out, other in zip(outs, alone, strict=True):
                     assert out is other is None or torch.equal(out, other)
                 before = torch.zeros(row, length, dtype=torch.int32)
-                assert summed == (reference.checksum(torch.cat([before, found])) if words is None else 0)
+                assert summed == (reference.checksum(torch.cat([before, found])) if rounding is None else 0)
             else:
-                found = reference.encode(values, bits - 2, words, matrix, noise, prime, inputs=inputs, outs=outs)
+                found = reference.encode(values, bits - 2, rounding, matrix, noise, prime, inputs=inputs, outs=outs)
             results.append([found, *(out for out in outs if out is not None)])
         for made, expected in zip(*results, strict=True):
             assert torch.equal(made, expected), (trial, inputs, noises, examples, length)
@@ -156,14 +157,15 @@ def test_what_goes_past_the_cache_is_the_same(library, start):
     prime, inputs, length = PRIMES[1], 3, 130_003
     torch.manual_seed(start)
     matrix, noise = systematic(inputs), residues((1, 2, length), prime)
-    values, words = torch.randn(5, length).clamp_(-4, 3.99), torch.randint(-(2**31), 2**31, (5, length)).int()
+    values, rounding = torch.randn(5, length).clamp_(-4, 3.99), Rounding(5, 6, 7)
     memory = [torch.full((start + 2 * length + 1,), -7, dtype=torch.int32) for _ in matrix]
     outs = [each[start:-1].view(2, length) for each in memory]
     form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
     found = torch.empty(5, length, dtype=torch.int32)
-    assert compiled_field.encode(library, form, values, 256.0, words, inputs, noise, outs, found) == 0
+    assert compiled_field.encode(library, form, values, 256.0, rounding, inputs, noise, outs, found) == 0
     expected = [torch.empty(2, length, dtype=torch.int32) for _ in matrix]
-    assert torch.equal(found, reference.encode(values, 8, words, matrix, noise, prime, inputs=inputs, outs=expected))
+    made = reference.encode(values, 8, rounding, matrix, noise, prime, inputs=inputs, outs=expected)
+    assert torch.equal(found, made)
     for out, wanted, each in zip(outs, expected, memory, strict=True):
         assert torch.equal(out, wanted)
         assert each[:start].eq(-7).all()
@@ -311,13 +313,10 @@ def test_other_encodings_never_reach_the_library():
         torch.zeros(3, 5, dtype=torch.int32),
     )
     form = Form(((1, 1),), ((-3, 3),) * 2, PRIMES[1], False)
-    words = torch.zeros(3, 5, dtype=torch.int32)
     for wrong in (
         (values.double(), 1.0, None, 1, noise, [out]),
         (values.t(), 1.0, None, 1, noise, [out]),
         (values, math.inf, None, 1, noise, [out]),
-        (values, 1.0, words[:2], 1, noise, [out]),
-        (values, 1.0, words.long(), 1, noise, [out]),
         (values, 1.0, None, 2, noise, [out]),
         (values, 1.0, None, 1, noise[:, :2], [out]),
         (values, 1.0, None, 1, noise, [out[:2]]),
@@ -336,7 +335,8 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
     assert torch.equal(kernels.quantise_nearest(values, 4), reference.quantise_nearest(values, 4))
     assert kernels.largest_magnitude(values) == 3.0
     assert kernels.cut_words(torch.tensor([7, 3, 12], dtype=torch.int32), 7, 4).tolist() == [0]
-    assert torch.equal(kernels.rounding_words(5, 1, 2), reference.rounding_words(5, 1, 2))
+    rounding = Rounding(1, 2, 3)
+    assert torch.equal(kernels.rounding_words(5, rounding), reference.rounding_words(5, rounding))
     given = {"inputs": 2, "largest": 64, "outs": [None] * 4, "keep": False, "row": 0}
     masked = kernels.encode(values, 4, None, systematic(2), torch.zeros(1, 1, 5, dtype=torch.int32), prime, **given)
     assert torch.equal(masked.quantised, reference.quantise_nearest(values, 4))
@@ -350,8 +350,12 @@ def test_without_the_library_the_reference_does_everything(monkeypatch):
 @pytest.mark.parametrize("count", [0, 1, 15, 1024, 5003])
 def test_words_of_the_rounding_agree_with_the_reference(library, count):
     for key, other in ((0, 0), (2**32 - 1, 2**32 - 1), (0x12345678, 0x9ABCDEF0)):
-        words = reference.rounding_words(count, key, other)
-        assert torch.equal(compiled_field.rounding_words(library, count, key, other), words)
+        for first in (0, 7, 2**32 - 3):
+            rounding = Rounding(key, other, first)
+            words = reference.rounding_words(count, rounding)
+            assert torch.equal(compiled_field.rounding_words(library, count, rounding), words)
+            if count:
+                assert torch.equal(reference.rounding_words(count - 1, rounding.after(1)), words[1:])
         assert len(words.unique()) == count  # it is a bijection
 
 
@@ -374,7 +378,8 @@ for kind in sys.argv[2:]:
         outs = (_POINTER * 6)(*(at_the_end(share) for _ in matrix))
         what = ctypes.byref(form.structure())
         weights = at_the_end(4 * min(n, 1024))
-        library.encode(what, x + beyond, words, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
+        keys = at_the_end(12)
+        library.encode(what, x + beyond, keys, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
         library.encode(what, x, None, examples, 3, 64.0, q, noise, outs, groups, n, None, 0)
         library.encode(what, x, None, examples, 3, 64.0, None, noise, outs, groups, n, weights, 2)
         library.checksum(q, None, 1.0, examples, n, weights)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from darknight import kernels
 from darknight.kernels import (
+    Rounding,
     Weighing,
     compiled_depthwise,
     compiled_few_rows,
@@ -115,7 +116,7 @@ def encoding(draw: random.Random, noises: int = 1) -> Run:
     groups = -(-examples // inputs)
     matrix = systematic(inputs) if noises == 1 else drawn_matrix(draw, 5, inputs + noises, PRIME)
     values = torch.randn(examples, length).clamp_(-4, 3.99)
-    words = torch.randint(-(2**31), 2**31, values.shape, dtype=torch.int32) if draw.random() < 0.5 else None
+    rounding = Rounding(draw.getrandbits(32), draw.getrandbits(32), draw.randrange(50)) if draw.random() < 0.5 else None
     noise, keep = drawn_residues((noises, groups, length), PRIME), draw.random() < 0.5
     outs = [torch.empty(groups, length, dtype=torch.int32) if each else None for each in range(len(matrix))]
 
@@ -123,9 +124,9 @@ def encoding(draw: random.Random, noises: int = 1) -> Run:
         for out in outs[1:]:
             out.fill_(-7)
         found = kernels.encode(
-            values, 8, words, matrix, noise, PRIME, inputs=inputs, largest=1024, outs=outs, keep=keep, row=3
+            values, 8, rounding, matrix, noise, PRIME, inputs=inputs, largest=1024, outs=outs, keep=keep, row=3
         )
-        assert (found.checksum is None) == (words is not None)
+        assert (found.checksum is None) == (rounding is not None)
         return found, [out.clone() for out in outs[1:]]
 
     return run
@@ -153,7 +154,7 @@ def words(draw: random.Random) -> Run:
 
     def run() -> object:
         cut = drawn.clone()
-        return kernels.cut_words(cut, 2**28 - 1, last), cut, kernels.rounding_words(len(drawn), last, 7)
+        return kernels.cut_words(cut, 2**28 - 1, last), cut, kernels.rounding_words(len(drawn), Rounding(last, 7))
 
     return run
 

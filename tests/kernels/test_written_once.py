@@ -8,6 +8,7 @@ import torch
 from darknight.coding import Scheme, draw_code
 from darknight.kernels import compiled_field, masking, reference
 from darknight.kernels.compiled_field import Form
+from darknight.kernels.reference import Rounding
 from darknight.randomness import Randomness
 from kernels.test_field import PRIMES, built
 
@@ -24,31 +25,31 @@ MATRIX = rows_of(Scheme(inputs=4, colluders=1))
 DENSE = rows_of(Scheme(inputs=4, colluders=2, mixing="dense"))
 
 
-def by_masking(values, words, noise, outs, matrix):
-    masking.encode(values, 6, words, matrix, noise, PRIME, inputs=INPUTS, largest=1 << 12, outs=outs, keep=False)
+def by_masking(values, rounding, noise, outs, matrix):
+    masking.encode(values, 6, rounding, matrix, noise, PRIME, inputs=INPUTS, largest=1 << 12, outs=outs, keep=False)
 
 
 def compiled(kind):
-    def run(values, words, noise, outs, matrix):
+    def run(values, rounding, noise, outs, matrix):
         ranges = ((-(1 << 12), 1 << 12),) * INPUTS + ((0, PRIME - 1),) * len(noise)
         form = Form(tuple(map(tuple, matrix)), ranges, PRIME, False)
-        assert compiled_field.encode(built(kind), form, values, 64.0, words, INPUTS, noise, outs, None) is not None
+        assert compiled_field.encode(built(kind), form, values, 64.0, rounding, INPUTS, noise, outs, None) is not None
 
     return run
 
 
-def without_a_compiler(values, words, noise, outs, matrix):
+def without_a_compiler(values, rounding, noise, outs, matrix):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masking, "chosen", lambda: None)
-        by_masking(values, words, noise, outs, matrix)
+        by_masking(values, rounding, noise, outs, matrix)
 
 
-def in_two_steps(values, words, noise, outs, matrix):
+def in_two_steps(values, rounding, noise, outs, matrix):
     """What is to be hidden first, and then what hides it."""
     quantised = reference.quantise_nearest(values, 6).view(-1, INPUTS, FEATURES)
     for place in range(INPUTS):
         outs[place].copy_(quantised[:, place]).add_(noise[0]).remainder_(PRIME)
-    reference.encode(values, 6, words, matrix[INPUTS:], noise, PRIME, inputs=INPUTS, outs=outs[INPUTS:])
+    reference.encode(values, 6, rounding, matrix[INPUTS:], noise, PRIME, inputs=INPUTS, outs=outs[INPUTS:])
 
 
 HONEST = {
@@ -64,11 +65,11 @@ def glimpses(encode, tries, matrix=MATRIX):
     """How often somebody who looks all the time saw something that is neither what was there, nor the share."""
     torch.manual_seed(0)
     values = torch.randn(2 * INPUTS, FEATURES)
-    words = None if matrix is MATRIX else torch.randint(0, 1 << 24, values.shape, dtype=torch.int32)
+    rounding = None if matrix is MATRIX else Rounding(3, 4)
     noise = torch.randint(0, PRIME, (len(matrix[0]) - INPUTS, 2, FEATURES), dtype=torch.int32)
     outs = [torch.full((2, FEATURES), BEFORE, dtype=torch.int32) for _ in matrix]
     shares = [torch.empty_like(out) for out in outs]
-    reference.encode(values, 6, words, matrix, noise, PRIME, inputs=INPUTS, outs=shares)
+    reference.encode(values, 6, rounding, matrix, noise, PRIME, inputs=INPUTS, outs=shares)
     over, wrong = threading.Event(), []
 
     def look():
@@ -83,7 +84,7 @@ def glimpses(encode, tries, matrix=MATRIX):
         for _ in range(tries):
             for out in outs:
                 out.fill_(BEFORE)
-            encode(values, words, noise, outs, matrix)
+            encode(values, rounding, noise, outs, matrix)
             assert all(map(torch.equal, outs, shares))
     finally:
         over.set()

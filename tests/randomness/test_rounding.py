@@ -11,7 +11,7 @@ import struct
 import pytest
 import torch
 
-from darknight.randomness import rounding_words
+from darknight.randomness import rounding_of, words_of
 from randomness.judges import RejectedError, independent_pair, uniform_integers
 
 INDEX = {"seed": 7, "layer": "features.0", "call": 3, "kind": "grad_input"}
@@ -21,6 +21,10 @@ OTHERS = {
     "call": [0, 4, 30, 2**40],
     "kind": ["grad_weight", "grad_inputs", ""],
 }
+
+
+def rounding_words(shape, **index):
+    return words_of(rounding_of(**index), shape)
 
 
 def steps(words):

@@ -16,7 +16,7 @@ gradient):
     optimizer   weight, gradient, momentum -> weight, momentum             the same
     what stays  as torch reads and writes it, operation by operation       the same
 
-A backward pass is the same with delta: the words of its rounding are written and read, and its integers written.
+A backward pass is the same with delta, whose integers are written.
 A product that stays in the enclave reads its factors and writes its result; its arithmetic is not in here.
 All of it is a bound from below: what is computed between reading and writing, and Python, come on top.
 """
@@ -176,9 +176,8 @@ def _backward(product: Product, network: Network, candidate: Candidate, traffic:
     asked = candidate.workers if product.grad_input else candidate.base_workers
     noise = traffic.gradient_shares // (asked - candidate.seeded) * candidate.colluders
     yield _spared("scale", read=y)
-    yield _spared("rounding", written=y)
     yield _needed("encode", read=y, written=traffic.gradient_shares)
-    yield _spared("encode", read=y + noise, written=noise + y)  # the words of the rounding, and the noise
+    yield _spared("encode", read=noise, written=noise + y)
     yield _spared("checksum", read=x)
     yield _needed("decode", read=traffic.weight_gradients, written=w)
     yield _spared("check", read=x + y)

@@ -19,7 +19,7 @@ from darknight.coding.batches import group_count, joined, without_padding
 from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.coding.finish import Finish
 from darknight.coding.shares import MaskedShares
-from darknight.kernels import Encoded, Weighing, are_residues, combine, unmask, unmask_weighed
+from darknight.kernels import Encoded, Rounding, Weighing, are_residues, combine, unmask, unmask_weighed
 from darknight.kernels import encode as encode_and_mask
 from darknight.randomness import Branch, Stream, uniform_below
 from darknight.types import Seed
@@ -57,7 +57,7 @@ def encode_values(
     mixing: Mixing,
     values: Tensor,
     exponent: int,
-    words: Tensor | None,
+    rounding: Rounding | None,
     *,
     largest: int,
     prime: int,
@@ -68,7 +68,7 @@ def encode_values(
 ) -> tuple[MaskedShares, Encoded]:
     """The same from floats (example, *feature), in one pass: the shares (group, *feature), and the quantised values.
 
-    words: of the rounding, None for the nearest. largest: of the quantised values' magnitudes. Unless `keep`, the
+    rounding: None for the nearest. largest: of the quantised values' magnitudes. Unless `keep`, the
     quantised values may be left out. row: if a checksum is wanted (see kernels.encode). rooms: by worker, memory for
     its share (group, *feature), which is written once.
     """
@@ -78,7 +78,7 @@ def encode_values(
     encoded = encode_and_mask(
         values,
         exponent,
-        words,
+        rounding,
         _integers(mixing.rows),
         noise,
         prime,

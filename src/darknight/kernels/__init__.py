@@ -27,11 +27,12 @@ from darknight.kernels.masking import (
     unmask,
     unmask_weighed,
 )
-from darknight.kernels.reference import Requantised, are_residues, dequantise
+from darknight.kernels.reference import Requantised, Rounding, are_residues, dequantise
 
 __all__ = [
     "Encoded",
     "Requantised",
+    "Rounding",
     "Weighing",
     "are_residues",
     "checksum",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
+from darknight.kernels.reference import Rounding
 
 MOST_SOURCES = 128
 _MOST_ROWS = 128
@@ -61,7 +62,7 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "checksum": ((_POINTER, _POINTER, _FLOAT, _NUMBER, _NUMBER, _POINTER), ctypes.c_uint64),
     "rounding": ((_POINTER, ctypes.c_uint32, _NUMBER, ctypes.c_uint32, ctypes.c_uint32), None),
 }
-_VERSIONS = {"combine": 2, "encode": 3, "moments": 2, "checksum": 2}  # of their interfaces; of the others, 1
+_VERSIONS = {"combine": 2, "encode": 4, "moments": 2, "checksum": 2}  # of their interfaces; of the others, 1
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def encode(
     form: Form,
     values: Tensor,
     scale: float,
-    words: Tensor | None,
+    rounding: Rounding | None,
     inputs: int,
     noise: Tensor,
     outs: Sequence[Tensor | None],
@@ -225,8 +226,6 @@ def encode(
     structure, examples = form.structure(), len(values)
     groups = -(-examples // inputs)
     fits = plain(values, torch.float32) and values.is_contiguous() and values.numel() and isfinite(scale)
-    if words is not None:
-        fits = fits and plain(words, torch.int32) and words.is_contiguous() and words.numel() == values.numel()
     shape = (groups, *values.shape[1:])
     masks = noise.shape == (len(form.ranges) - inputs, *shape) and plain(noise, torch.int32) and noise.is_contiguous()
     places = all(
@@ -240,10 +239,11 @@ def encode(
 
     def some(first: int, last: int) -> int:
         start, group = 4 * first * inputs * features, 4 * first * features
+        keys = None if rounding is None else _keys(rounding.after(first * inputs * features))
         found: int = library.encode(
             ctypes.byref(structure),
             values.data_ptr() + start,
-            None if words is None else words.data_ptr() + start,
+            keys,
             min(examples, last * inputs) - first * inputs,
             inputs,
             scale,
@@ -345,12 +345,18 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
     return quantised
 
 
-def rounding_words(library: Library, count: int, key: int, other: int) -> Tensor:
+def _keys(rounding: Rounding) -> ctypes.Array[ctypes.c_uint32]:
+    """As field.c's rounding_keys."""
+    return (ctypes.c_uint32 * 3)(rounding.key, rounding.other, rounding.first % _WORDS)
+
+
+def rounding_words(library: Library, count: int, rounding: Rounding) -> Tensor:
     """As reference.rounding_words."""
     words = torch.empty(count, dtype=torch.int32)
 
     def some(first: int, last: int) -> None:
-        library.rounding(words.data_ptr() + 4 * first, first % _WORDS, last - first, key, other)
+        begin = (rounding.first + first) % _WORDS
+        library.rounding(words.data_ptr() + 4 * first, begin, last - first, rounding.key, rounding.other)
 
     threads.split(some, count, count, _TILE)
     return words

@@ -67,11 +67,29 @@ INLINE uint64_t counted(uint32_t sum, int64_t row, int64_t start) {
     return (uint64_t)(2 * row + 1) * (uint64_t)(2 * (start / TILE) + 1) * sum;
 }
 
+/* Which words are used for stochastic rounding: those of `rounding` from `first` on. */
+typedef struct {
+    uint32_t key, other, first;
+} rounding_keys;
+
+/* Words for stochastic rounding: what a bijection, which two keys choose, makes of the numbers from `first` on, modulo
+ * 2^32. */
+INLINE void rounding(uint32_t *restrict out, uint32_t first, int64_t n, uint32_t key, uint32_t other) {
+    uint32_t place = first * 0x9E3779B9u + key;
+    for (int64_t i = 0; i < n; i++, place += 0x9E3779B9u) {
+        uint32_t h = place;
+        h = (h ^ (h >> 16)) * 0x21F0AAADu;
+        h ^= other;
+        h = (h ^ (h >> 15)) * 0xD35A2D97u;
+        out[i] = h ^ (h >> 15);
+    }
+}
+
 /* x (example, n), quantised and kept in q (example, n), if there is a q; then masked with noise (noise row, group, n),
- * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. words:
- * of the rounding, (example, n); without them, to nearest. Returns the checksum of what is quantised to nearest, if there
- * are weights for it; the examples are rows of it from `first` on. */
-INLINE uint64_t encode(const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs,
+ * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. keys:
+ * of the words of the rounding, those from keys->first on; without them, to nearest. Returns the checksum of what is
+ * quantised to nearest, if there are weights for it; the examples are rows of it from `first` on. */
+INLINE uint64_t encode(const combination *what, const float *x, const rounding_keys *keys, int64_t examples, int64_t inputs,
                        float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
                        const uint32_t *weights, int64_t first, int wide) {
     static const int32_t zeros[TILE];
@@ -80,6 +98,7 @@ INLINE uint64_t encode(const combination *what, const float *x, const uint32_t *
     const int past = many(what->rows * groups * n);
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
     int32_t kept[MOST_KEPT][TILE];
+    uint32_t words[TILE];
     uint64_t total = 0;
     recipe how[MOST_ROWS];
     for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
@@ -94,10 +113,10 @@ INLINE uint64_t encode(const combination *what, const float *x, const uint32_t *
                 }
                 int32_t *tile = k < MOST_KEPT ? kept[k] : q + place;
                 if (past) ahead(x + place);
-                if (past && words) ahead(words + place);
-                if (words)
-                    stochastic(tile, x + place, words + place, some, scale);
-                else if (weights)
+                if (keys) {
+                    rounding(words, keys->first + (uint32_t)place, some, keys->key, keys->other);
+                    stochastic(tile, x + place, words, some, scale);
+                } else if (weights)
                     total += counted(nearest_weighed(tile, x + place, weights, some, scale), first + example, start);
                 else
                     nearest(tile, x + place, some, scale);
@@ -175,19 +194,6 @@ INLINE int64_t below(int32_t *words, int64_t n, int32_t mask, int32_t last, int6
             }
     }
     return found;
-}
-
-/* Words for stochastic rounding: what a bijection, which two keys choose, makes of the numbers from `first` on, modulo
- * 2^32. */
-INLINE void rounding(uint32_t *restrict out, uint32_t first, int64_t n, uint32_t key, uint32_t other) {
-    uint32_t place = first * 0x9E3779B9u + key;
-    for (int64_t i = 0; i < n; i++, place += 0x9E3779B9u) {
-        uint32_t h = place;
-        h = (h ^ (h >> 16)) * 0x21F0AAADu;
-        h ^= other;
-        h = (h ^ (h >> 15)) * 0xD35A2D97u;
-        out[i] = h ^ (h >> 15);
-    }
 }
 
 /* Sums and sums of squares of a run, of magnitudes up to 2^12: a block's squares fit 32 bits. */
@@ -339,7 +345,7 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
         const int64_t *out_strides, float *const *floats, const int64_t *float_strides, float scale, int64_t blocks,  \
         int64_t n, int32_t *outside
 #define ENCODE                                                                                                        \
-    const combination *what, const float *x, const uint32_t *words, int64_t examples, int64_t inputs, float scale,    \
+    const combination *what, const float *x, const rounding_keys *keys, int64_t examples, int64_t inputs, float scale, \
         int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n, const uint32_t *weights,   \
         int64_t first
 #define LARGEST const float *x, int64_t n
@@ -359,7 +365,7 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
                 wide);                                                                                                \
     }                                                                                                                 \
     attribute static uint64_t encode_##name(ENCODE) {                                                                 \
-        return encode(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, weights, first, wide);      \
+        return encode(what, x, keys, examples, inputs, scale, q, noise, outs, groups, n, weights, first, wide);       \
     }
 #define VARIANT(name, avx2, attribute)                                                                                \
     MASKING(name, 0, attribute)                                                                                       \
@@ -421,8 +427,8 @@ __attribute__((constructor)) static void choose(void) {
         combine_##name(what, sources, source_strides, outs, out_strides, floats, float_strides, scale, blocks, n,     \
                        outside);                                                                                      \
     }                                                                                                                 \
-    uint64_t darknight_encode_##kind##3(ENCODE) {                                                                     \
-        return encode_##name(what, x, words, examples, inputs, scale, q, noise, outs, groups, n, weights, first);     \
+    uint64_t darknight_encode_##kind##4(ENCODE) {                                                                     \
+        return encode_##name(what, x, keys, examples, inputs, scale, q, noise, outs, groups, n, weights, first);      \
     }                                                                                                                 \
     int32_t darknight_largest_##kind##1(LARGEST) { return largest_##name(x, n); }                                     \
     void darknight_quantise_##kind##1(QUANTISE) { quantise_##name(x, words, n, scale, q); }                           \

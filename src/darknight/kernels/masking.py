@@ -13,7 +13,7 @@ from darknight.kernels import compiled_field, compiled_unmasking, compiled_weigh
 from darknight.kernels.compiled_field import Form, Range, chosen
 from darknight.kernels.compiled_layers import Affine, Limits
 from darknight.kernels.compiled_unmasking import Weighing
-from darknight.kernels.reference import Requantised
+from darknight.kernels.reference import Requantised, Rounding
 
 _EXPONENTS = 90  # beyond, the reference takes float64
 
@@ -94,7 +94,7 @@ def unmask_weighed(
 def encode(
     values: Tensor,
     exponent: int,
-    words: Tensor | None,
+    rounding: Rounding | None,
     matrix: Sequence[Sequence[int]],
     noise: Tensor,
     prime: int,
@@ -117,13 +117,13 @@ def encode(
         ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
         form = _form(matrix, len(ranges), prime, False, ranges)
         quantised = torch.empty(values.shape, dtype=torch.int32) if keep else None
-        weights = None if row is None or words is not None else _weights()
+        weights = None if row is None or rounding is not None else _weights()
         scale = 2.0**exponent
-        given = (form, values, scale, words, inputs, noise, outs, quantised, weights, row or 0)
+        given = (form, values, scale, rounding, inputs, noise, outs, quantised, weights, row or 0)
         checksum = compiled_field.encode(library, *given)
         if checksum is not None:
             return Encoded(quantised, None if weights is None else checksum)
-    return Encoded(reference.encode(values, exponent, words, matrix, noise, prime, inputs=inputs, outs=outs))
+    return Encoded(reference.encode(values, exponent, rounding, matrix, noise, prime, inputs=inputs, outs=outs))
 
 
 def quantise_nearest(values: Tensor, exponent: int) -> Tensor:
@@ -140,12 +140,12 @@ def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
     return reference.quantise_stochastic(values, exponent, words) if found is None else found
 
 
-def rounding_words(count: int, key: int, other: int) -> Tensor:
+def rounding_words(count: int, rounding: Rounding) -> Tensor:
     """As reference.rounding_words."""
     library = chosen()
     if library is None:
-        return reference.rounding_words(count, key, other)
-    return compiled_field.rounding_words(library, count, key, other)
+        return reference.rounding_words(count, rounding)
+    return compiled_field.rounding_words(library, count, rounding)
 
 
 def largest_magnitude(values: Tensor) -> float:

@@ -42,10 +42,23 @@ def combine(
     return out
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """Words for stochastic rounding that nobody has to write down: those of `rounding_words`."""
+
+    key: int
+    other: int
+    first: int = 0
+
+    def after(self, count: int) -> Rounding:
+        """Without the first `count` of them."""
+        return Rounding(self.key, self.other, self.first + count)
+
+
 def encode(
     values: Tensor,
     exponent: int,
-    words: Tensor | None,
+    rounding: Rounding | None,
     matrix: Sequence[Sequence[int]],
     noise: Tensor,
     prime: int,
@@ -56,10 +69,14 @@ def encode(
     """Quantises values (example, ...), and masks them in groups of `inputs` with noise (noise row, group, ...).
 
     outs: (group, ...) for each row of the matrix (worker, input and noise row), in [0, prime); None where nobody wants
-    it. words: of the rounding; None for the nearest. Examples that are missing in the last group are zeros. Returns the
-    quantised values.
+    it. rounding: None for the nearest; else with its words, one for each value. Examples that are missing in the last
+    group are zeros. Returns the quantised values.
     """
-    quantised = quantise_nearest(values, exponent) if words is None else quantise_stochastic(values, exponent, words)
+    if rounding is None:
+        quantised = quantise_nearest(values, exponent)
+    else:
+        words = rounding_words(values.numel(), rounding).view(values.shape)
+        quantised = quantise_stochastic(values, exponent, words)
     examples, groups = len(quantised), noise.shape[1]
     padding = quantised.new_zeros(groups * inputs - examples, *quantised.shape[1:])
     whole = torch.cat([quantised, padding]) if len(padding) else quantised
@@ -119,13 +136,15 @@ def quantise_stochastic(values: Tensor, exponent: int, words: Tensor) -> Tensor:
     return lower.add_(uniforms < scaled.sub_(lower)).to(torch.int32)
 
 
-def rounding_words(count: int, key: int, other: int) -> Tensor:
-    """int32 for quantise_stochastic: what a bijection of 32 bits, which two keys of 32 bits choose, makes of 0, 1, ...
+def rounding_words(count: int, rounding: Rounding) -> Tensor:
+    """int32 for quantise_stochastic: what a bijection of 32 bits, which two keys of 32 bits choose, makes of the
+    numbers from `rounding.first` on.
 
     Beyond 2^32 they repeat. They are to be uniform; nobody has to be unable to tell them from random ones.
     """
-    word = torch.arange(count).mul_(0x9E3779B9).add_(key).bitwise_and_(_ALL)
-    for shift, factor, mixed in ((16, 0x21F0AAAD, other), (15, 0xD35A2D97, 0)):
+    first = rounding.first % (_ALL + 1)
+    word = torch.arange(first, first + count).mul_(0x9E3779B9).add_(rounding.key).bitwise_and_(_ALL)
+    for shift, factor, mixed in ((16, 0x21F0AAAD, rounding.other), (15, 0xD35A2D97, 0)):
         word = word.bitwise_xor_(word >> shift).mul_(factor).bitwise_and_(_ALL).bitwise_xor_(mixed)
     return word.bitwise_xor_(word >> 15).to(torch.int32)
 

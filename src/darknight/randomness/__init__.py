@@ -9,6 +9,7 @@ once; a stream can be replayed by its number, to check a worker's answer against
 branches alone are ever given away (docs/adr/0029-noise-rows-go-out-as-seeds.md).
 """
 
+from darknight.kernels import Rounding
 from darknight.randomness.distributions import (
     grid_gaussian,
     haar_orthogonal,
@@ -17,16 +18,18 @@ from darknight.randomness.distributions import (
     uniform_below,
 )
 from darknight.randomness.keystream import Branch, Randomness, Stream
-from darknight.randomness.rounding import rounding_words
+from darknight.randomness.rounding import rounding_of, words_of
 
 __all__ = [
     "Branch",
     "Randomness",
+    "Rounding",
     "Stream",
     "grid_gaussian",
     "haar_orthogonal",
     "random_signs",
-    "rounding_words",
+    "rounding_of",
     "standard_normal",
     "uniform_below",
+    "words_of",
 ]

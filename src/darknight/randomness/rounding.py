@@ -15,14 +15,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from darknight import kernels
+from darknight.kernels import Rounding, rounding_words
 
 
-def rounding_words(shape: Sequence[int], *, seed: int, layer: str, call: int, kind: str) -> Tensor:
-    """int32 whose lower 24 bits are uniform; the element's place in the tensor is its index.
-
-    kernels.quantise_stochastic makes a fraction of 2^24 of them.
-    """
+def rounding_of(*, seed: int, layer: str, call: int, kind: str) -> Rounding:
+    """What `kernels.encode` makes words of where it rounds; the element's place in the tensor is its index."""
     index = json.dumps(["darknight/rounding/v2", seed, layer, call, kind]).encode()
     key, other = struct.unpack("<2I", hashlib.sha256(index).digest()[:8])
-    return kernels.rounding_words(math.prod(shape), key, other).view(tuple(shape))
+    return Rounding(key, other)
+
+
+def words_of(rounding: Rounding, shape: Sequence[int]) -> Tensor:
+    """int32 whose lower 24 bits are uniform, written down. kernels.quantise_stochastic makes a fraction of 2^24 of
+    them.
+    """
+    return rounding_words(math.prod(shape), rounding).view(tuple(shape))

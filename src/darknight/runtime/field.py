@@ -18,7 +18,7 @@ from darknight.coding import Field, Finish, Scheme
 from darknight.coding.fixed_point import exponent_for, largest_magnitude, requantise, unchanged
 from darknight.errors import EncodingError, ProtectError, RangeError
 from darknight.ops import BilinearOp
-from darknight.randomness import rounding_words
+from darknight.randomness import rounding_of
 from darknight.runtime.layer import Layer, NewWeights, Saved, SentWeights
 from darknight.runtime.operand import Operand, Product
 from darknight.runtime.phases import phase
@@ -142,13 +142,10 @@ class FieldCalls:
             changed = Pass.GRAD_WEIGHT in passes and operand.checksum != saved.checksum
         if changed:
             raise ProtectError(f"layer {layer.label}: {_CHANGED}")
-        with phase("rounding"):
-            words = rounding_words(
-                delta.shape, seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient"
-            )
+        rounding = rounding_of(seed=self._seed, layer=layer.name, call=layer.gradients, kind="gradient")
 
         def attempt(exponent: int, further: bool) -> dict[Pass, Tensor]:
-            rounded = Operand(values, exponent, found.largest, words)
+            rounded = Operand(values, exponent, found.largest, rounding)
             results = self._products.backward(layer, saved, operand, rounded, passes, further=further)
             with phase("decode"):
                 return {kind: results[kind].to(dtypes[kind]) for kind in passes}

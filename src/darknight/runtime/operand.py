@@ -14,7 +14,7 @@ from darknight.coding import field as coding
 from darknight.coding.fixed_point import checksum, dequantise, quantise_nearest, quantise_stochastic
 from darknight.errors import EncodingError
 from darknight.integrity import Integers, Rounded, Weighed
-from darknight.randomness import Stream
+from darknight.randomness import Rounding, Stream, words_of
 
 _CHANGED = (
     "its input was overwritten while workers computed with it, so that no share of it can be made again. Let nobody "
@@ -24,7 +24,7 @@ _CHANGED = (
 
 @dataclass(eq=False)
 class Operand:
-    """A batch times 2^exponent, rounded: to nearest, or with `words` at random. largest: of the values' magnitudes.
+    """A batch times 2^exponent, rounded: to nearest, or by `rounding` at random. largest: of the values' magnitudes.
 
     It is quantised when it is masked, in the same pass. What is rounded to nearest is rounded again where it is read,
     rather than written down; the integers are there for whoever asks for them. first: the place of its examples in the
@@ -34,7 +34,7 @@ class Operand:
     values: Tensor
     exponent: int
     largest: float
-    words: Tensor | None = field(default=None, repr=False)
+    rounding: Rounding | None = None
     _integers: Tensor | None = field(default=None, repr=False)
     first: int = 0
     _parts: list[Operand] = field(default_factory=list, repr=False)
@@ -48,24 +48,28 @@ class Operand:
         """Some of its examples."""
         if self.values.dtype != torch.float32:
             self.integers  # noqa: B018 - once, for all parts
-        words, integers = (None if each is None else each[examples] for each in (self.words, self._integers))
-        part = Operand(self.values[examples], self.exponent, self.largest, words, integers, self.first + examples.start)
+        integers = None if self._integers is None else self._integers[examples]
+        before = examples.start * math.prod(self.shape[1:])
+        rounding = None if self.rounding is None else self.rounding.after(before)
+        values, first = self.values[examples], self.first + examples.start
+        part = Operand(values, self.exponent, self.largest, rounding, integers, first)
         self._parts.append(part)
         return part
 
     @property
     def integers(self) -> Tensor:
         if self._integers is None:
-            if self.words is None:
+            if self.rounding is None:
                 self._integers = quantise_nearest(self.values, self.exponent)
             else:
-                self._integers = quantise_stochastic(self.values, self.exponent, self.words)
+                words = words_of(self.rounding, self.shape)
+                self._integers = quantise_stochastic(self.values, self.exponent, words)
         return self._integers
 
     @property
     def numbers(self) -> Integers:
         """What the integers are, for a check, which reads them once."""
-        if self._integers is None and self.words is None and self.values.dtype == torch.float32:
+        if self._integers is None and self.rounding is None and self.values.dtype == torch.float32:
             return Rounded(self.values, self.exponent)
         return self.integers
 
@@ -88,11 +92,11 @@ class Operand:
             mixing,
             self.values,
             self.exponent,
-            self.words,
+            self.rounding,
             largest=bound,
             prime=prime,
             stream=stream,
-            keep=self.words is not None,
+            keep=self.rounding is not None,
             row=self.first,
             rooms=rooms,
         )
