@@ -244,15 +244,15 @@ typedef int32_t eight_bits __attribute__((vector_size(LANES * sizeof(float))));
 /* Some rows of one line, to sums that stay in registers. inside: what of it is in a row; what is behind that is another row,
  * of anything. all: a constant, all of it. */
 INLINE void add_line(const float *held, const float *from, const int64_t *at, int64_t pitch, int64_t rows,
-                     eight_bits inside, const int all, eight *restrict sum) {
+                     const eight_bits *inside, const int all, eight *restrict sum) {
     eight grad, x;
     for (int64_t r = 0; r < rows; r++) {
         memcpy(&grad, held + r * pitch, sizeof grad);
-        if (!all) grad = (eight)((eight_bits)grad & inside);
+        if (!all) grad = (eight)((eight_bits)grad & *inside);
 #pragma GCC unroll 9
         for (int t = 0; t < 9; t++) {
             memcpy(&x, from + at[t] + r * pitch, sizeof x);
-            if (!all) x = (eight)((eight_bits)x & inside);
+            if (!all) x = (eight)((eight_bits)x & *inside);
             sum[t] += grad * x;
         }
         sum[9] += grad;
@@ -267,9 +267,9 @@ INLINE void add_nine(const float *held, const float *from, const int64_t *at, in
         eight_bits inside = {0};
         int64_t start = half * LANES;
         for (; start + LANES <= columns; start += 2 * LANES)
-            add_line(held + start, from + start, at, pitch, rows, inside, 1, sum);
+            add_line(held + start, from + start, at, pitch, rows, &inside, 1, sum);
         for (int l = 0; l < LANES; l++) inside[l] = start + l < columns ? -1 : 0;
-        if (start < columns) add_line(held + start, from + start, at, pitch, rows, inside, 0, sum);
+        if (start < columns) add_line(held + start, from + start, at, pitch, rows, &inside, 0, sum);
         memcpy(lanes[half], sum, sizeof sum);
     }
     for (int t = 0; t < 10; t++)

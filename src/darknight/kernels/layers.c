@@ -416,6 +416,11 @@ WIDE INLINE __m512 wide_passed(__m512 x, __m512 grad, __m512 scale, __m512 shift
     return _mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, y, high, _CMP_LT_OQ), grad);
 }
 
+WIDE INLINE __m512 wide_let_pass(__m512 grad, __m512 y, __m512 low, __m512 high) {
+    const __mmask16 stops = _mm512_cmp_ps_mask(y, low, _CMP_LE_OQ) | _mm512_cmp_ps_mask(y, high, _CMP_GE_OQ);
+    return _mm512_maskz_mov_ps((__mmask16)~stops, grad);
+}
+
 WIDE INLINE void wide_back_sums(const derivation *s, int64_t at, int64_t c, int64_t next, const int kind, double *first,
                                 double *second) {
     const float *xs = s->x + at, *grads = s->grad + at, *ys = kind == SUMMED ? s->y + at : NULL;
@@ -431,10 +436,8 @@ WIDE INLINE void wide_back_sums(const derivation *s, int64_t at, int64_t c, int6
         if (next) __builtin_prefetch(grads + i + next, 0, 2);                                                         \
         if (kind == LIMITED) grad = wide_passed(x, grad, scale, shift, low, high);                                    \
         if (kind == SUMMED) {                                                                                         \
-            const __m512 y = _mm512_maskz_loadu_ps(some, ys + i);                                                     \
-            const __mmask16 stops = _mm512_cmp_ps_mask(y, low, _CMP_LE_OQ) | _mm512_cmp_ps_mask(y, high, _CMP_GE_OQ); \
+            grad = wide_let_pass(grad, _mm512_maskz_loadu_ps(some, ys + i), low, high);                               \
             if (next) __builtin_prefetch(ys + i + next, 0, 2);                                                        \
-            grad = _mm512_maskz_mov_ps((__mmask16)~stops, grad);                                                      \
             _mm512_mask_storeu_ps(out + i, some, grad);                                                               \
         }                                                                                                             \
         add_sixteen(&sums, grad, x);                                                                                  \
@@ -621,6 +624,53 @@ INLINE void come_back(const returning *s) {
     for (int l = 0; l < LANES; l++) largest = most[l] > largest ? most[l] : largest;
     *s->largest = largest;
 }
+
+#if defined(__x86_64__)
+/* As run_back, for sums that begin at nothing. */
+WIDE INLINE double wide_run_back(const returning *s, int64_t at, const writing *how, const int stops, __m512i *largest) {
+    const float *grads = s->grad + at, *ys = stops ? s->y + at : NULL;
+    float *out = stops ? s->out + at : NULL;
+    const __m512 low = _mm512_set1_ps(s->low), high = _mm512_set1_ps(s->high);
+    const __m512i bits = _mm512_set1_epi32(0x7fffffff);
+    __m512d first = _mm512_setzero_pd(), second = first;
+    __m512i most = *largest;
+    double lanes[LANES];
+#define BACK(some)                                                                                                    \
+    {                                                                                                                 \
+        __m512 grad = _mm512_maskz_loadu_ps(some, grads + i);                                                         \
+        if (stops) {                                                                                                  \
+            grad = wide_let_pass(grad, _mm512_maskz_loadu_ps(some, ys + i), low, high);                               \
+            put_line(out + i, some, grad, how);                                                                       \
+        }                                                                                                             \
+        first = _mm512_add_pd(first, _mm512_cvtps_pd(_mm512_castps512_ps256(grad)));                                  \
+        second = _mm512_add_pd(second, _mm512_cvtps_pd(_mm512_extractf32x8_ps(grad, 1)));                             \
+        most = _mm512_max_epi32(most, _mm512_and_epi32(_mm512_castps_si512(grad), bits));                             \
+    }
+    EACH_LINE(s->inner, BACK);
+#undef BACK
+    *largest = most;
+    _mm512_storeu_pd(lanes, first);
+    _mm512_storeu_pd(lanes + 8, second);
+    return total_of(lanes);
+}
+
+WIDE static void wide_come_back(const returning *s) {
+    const int64_t plane = s->channels * s->inner;
+    const writing how = writing_of(s->out, s->examples * plane, s->inner, 0);
+    __m512i largest = _mm512_setzero_si512();
+    if (s->inner == 1) {
+        come_back(s);
+        return;
+    }
+    for (int64_t e = 0; e < s->examples; e++)
+        for (int64_t c = s->first; c < s->last; c++) {
+            const int64_t at = e * plane + c * s->inner;
+            s->sums[c] += s->y ? wide_run_back(s, at, &how, 1, &largest) : wide_run_back(s, at, &how, 0, &largest);
+        }
+    *s->largest = _mm512_reduce_max_epi32(largest);
+    settled(&how);
+}
+#endif
 
 /* --- max pooling --------------------------------------------------------------------------------------------------- */
 typedef struct {
@@ -944,6 +994,7 @@ __attribute__((constructor)) static void choose(void) {
         chosen_normalise = wide_normalise;
         chosen_affine = wide_affine;
         chosen_derive = wide_derive;
+        chosen_come_back = wide_come_back;
         chosen_pool = wide_pool;
         chosen_unpool = wide_unpool;
     }
