@@ -111,7 +111,20 @@ def test_what_is_written_past_the_cache_has_the_same_bits():
         pooled, taps = kernels.pool(lib, y, window, keep=True)
         spread = kernels.unpool(lib, pooled, taps, y.shape, window)
         assert back.largest == float(back.grad.abs().max())
-        found[kind] = [y, total, scaled, back.grad, *rest, both.grad, *others, returned.grad, returned.sums, pooled, taps, spread]
+        found[kind] = [
+            y,
+            total,
+            scaled,
+            back.grad,
+            *rest,
+            both.grad,
+            *others,
+            returned.grad,
+            returned.sums,
+            pooled,
+            taps,
+            spread,
+        ]
     assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
 
 
