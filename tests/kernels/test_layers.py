@@ -26,6 +26,7 @@ SHAPES = [
     (2, 3, 33, 37),
     (3, 20, 7, 7),
     (2, 70, 3),  # more channels than are done at a time
+    (2, 3, 544),  # whole lines, more than are fetched ahead
     (2, 2, 3, 4, 5),
 ]
 WINDOWS = [
@@ -36,7 +37,11 @@ WINDOWS = [
     (Window((1, 5), (4, 1), (0, 2)), (9, 5)),
     (Window((3, 3), (3, 3), (1, 1)), (1, 2)),
     (Window((15, 15), (2, 5), (7, 6)), (20, 17)),
+    (Window((3, 3), (2, 2), (1, 1)), (9, 71)),  # several lines of outputs
+    (Window((5, 3), (1, 1), (2, 1)), (6, 40)),
+    (Window((1, 20), (3, 2), (0, 10)), (5, 66)),
 ]
+LARGE = 1 << 22  # numbers that are written past the cache: as in layers.c
 LIMITS = [None, (0.0, inf), (0.0, 6.0), (-0.5, 0.5)]
 
 
@@ -89,6 +94,40 @@ def test_a_batch_is_normalised_as_torch_does_and_derived(shape, affine):
             assert all(torch.equal(one, other) for one, other in zip(found[""], found[kind], strict=True)), kind
 
 
+def test_what_is_written_past_the_cache_has_the_same_bits():
+    torch.manual_seed(6)
+    x, grad, added = (torch.randn(2, 4, 512, LARGE // 4096) for _ in range(3))
+    weight, bias = torch.rand(4) + 0.5, torch.randn(4)
+    window, limits = Window((2, 2), (2, 2), (0, 0)), (0.0, 6.0)
+    found = {}
+    for kind in KINDS[:2]:
+        lib = library(kind)
+        y, by = kernels.normalise(lib, x, weight, bias, None, 0.1, 1e-5, limits)
+        total, _ = kernels.normalise(lib, x, weight, bias, None, 0.1, 1e-5, limits, added)
+        scaled = kernels.affine(lib, x, by.scale, by.shift, limits, added)
+        back, *rest = kernels.derive(lib, x, grad, by, limits)
+        both, *others = kernels.derive(lib, x, grad, by, limits, total)
+        returned = kernels.come_back(lib, grad, 1, y, limits)
+        pooled, taps = kernels.pool(lib, y, window, keep=True)
+        spread = kernels.unpool(lib, pooled, taps, y.shape, window)
+        assert back.largest == float(back.grad.abs().max())
+        found[kind] = [
+            y,
+            total,
+            scaled,
+            back.grad,
+            *rest,
+            both.grad,
+            *others,
+            returned.grad,
+            returned.sums,
+            pooled,
+            taps,
+            spread,
+        ]
+    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
+
+
 def assert_added(lib, x, weight, bias, by, grad, limits):
     """With a sum before the activation: the bits of three passes forward, and of two backward. What passed."""
     generator = torch.Generator().manual_seed(5)
@@ -123,6 +162,14 @@ def test_nan_and_infinity_reach_the_result_as_in_torch():
     assert y[:, 0].isnan().all()
     assert y[:, 1].isfinite().all()
     x[1, 1, 0, 3] = -inf
+    for window in (Window((3, 3), (2, 2), (1, 1)), Window((2, 3), (1, 1), (0, 1)), Window((2, 2), (2, 2), (0, 0))):
+        again = x.clone().requires_grad_()
+        expected = F.max_pool2d(again, window.kernel, window.step, window.before)
+        (gx,) = torch.autograd.grad(expected, again, torch.ones_like(expected))
+        for kind in KINDS:
+            pooled, taps = kernels.pool(library(kind), x, window, keep=True)
+            assert torch.equal(pooled.nan_to_num(123.0), expected.nan_to_num(123.0))
+            assert torch.equal(kernels.unpool(library(kind), torch.ones_like(pooled), taps, x.shape, window), gx)
     pooled, _ = kernels.pool(library(""), x, Window((2, 2), (2, 2), (0, 0)), keep=True)
     assert torch.equal(pooled.nan_to_num(123.0), F.max_pool2d(x, 2).nan_to_num(123.0))
     whole = torch.full((1, 1, 4, 4), -inf)

@@ -5,11 +5,13 @@
  * time are laid out with zeros around them, in lines that are `pitch` numbers apart. With a step of two, rows and columns
  * are laid out by parity, each in a phase of its own. Then an output is a sum over taps of which each lies at a fixed
  * distance from it, and rows, gaps and tails are one loop without a border; what it computes in gaps is not used.
- * Where there is AVX-512, 3x3 taps are read from x itself, forward: what is outside a row is masked.
+ * Where there is AVX-512, 3x3 taps are read from x itself, and its gradient is made of that of y itself: what is outside
+ * a row is masked.
  *
  * Each output is a sum in the order of its taps, in float. The gradient of a weight is a sum in float over a few rows, in
- * eight lanes, and in double over those. No product is fused with a sum, so every variant gives the same bits. Planes are
- * written from the first to the last, so a row may overwrite what stands behind it, where the tensor goes on that far.
+ * eight lanes, and in double over those; of 3x3 taps in sixteen lanes, by columns, of which two are added first. No product
+ * is fused with a sum, so every variant gives the same bits. Planes are written from the first to the last, so a row may
+ * overwrite what stands behind it, where the tensor goes on that far.
  * Nothing is checked here: compiled_depthwise.py does that.
  */
 #include <math.h>
@@ -232,6 +234,46 @@ INLINE void add_products(const float *grad, const float *from, const int64_t *at
     for (; taps - t >= 5; t += 5) part_products(grad, from, at + t, 5, n, part + t * LANES);
     for (; t < taps; t++) part_products(grad, from, at + t, 1, n, part + t * LANES);
     for (int64_t i = 0; i < taps * LANES; i++) sums[i] += (double)part[i];
+}
+
+/* The same for 3x3 taps, of a few rows that are `pitch` apart: lanes by columns, sixteen of them, lines of columns from left
+ * to right and down the rows. The last of the ten is of grad itself, for a bias. */
+typedef float eight __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t eight_bits __attribute__((vector_size(LANES * sizeof(float))));
+
+/* Some rows of one line, to sums that stay in registers. inside: what of it is in a row; what is behind that is another row,
+ * of anything. all: a constant, all of it. */
+INLINE void add_line(const float *held, const float *from, const int64_t *at, int64_t pitch, int64_t rows,
+                     const eight_bits *inside, const int all, eight *restrict sum) {
+    eight grad, x;
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(&grad, held + r * pitch, sizeof grad);
+        if (!all) grad = (eight)((eight_bits)grad & *inside);
+#pragma GCC unroll 9
+        for (int t = 0; t < 9; t++) {
+            memcpy(&x, from + at[t] + r * pitch, sizeof x);
+            if (!all) x = (eight)((eight_bits)x & *inside);
+            sum[t] += grad * x;
+        }
+        sum[9] += grad;
+    }
+}
+
+INLINE void add_nine(const float *held, const float *from, const int64_t *at, int64_t pitch, int64_t rows,
+                     int64_t columns, double *restrict sums) {
+    float lanes[2][10][LANES];
+    for (int half = 0; half < 2; half++) {
+        eight sum[10] = {{0.0f}};
+        eight_bits inside = {0};
+        int64_t start = half * LANES;
+        for (; start + LANES <= columns; start += 2 * LANES)
+            add_line(held + start, from + start, at, pitch, rows, &inside, 1, sum);
+        for (int l = 0; l < LANES; l++) inside[l] = start + l < columns ? -1 : 0;
+        if (start < columns) add_line(held + start, from + start, at, pitch, rows, &inside, 0, sum);
+        memcpy(lanes[half], sum, sizeof sum);
+    }
+    for (int t = 0; t < 10; t++)
+        for (int l = 0; l < LANES; l++) sums[t * LANES + l] += (double)(lanes[0][t][l] + lanes[1][t][l]);
 }
 
 INLINE void add_numbers(const float *grad, int64_t n, double *restrict sums) {
@@ -457,11 +499,22 @@ INLINE void derive_rows(const convolution *s, const wiring *of, const float *hel
     }
 }
 
+INLINE void settle_back(const convolution *s, int64_t taps) {
+    for (int64_t c = 0; c < s->channels; c++)
+        for (int64_t t = 0; t <= taps; t++) {
+            double total = 0.0;
+            for (int l = 0; l < LANES; l++) total += s->sums[(c * (taps + 1) + t) * LANES + l];
+            if (t < taps && s->grad_weight) s->grad_weight[c * taps + t] = (float)total;
+            if (t == taps && s->grad_bias) s->grad_bias[c] = (float)total;
+        }
+}
+
 INLINE void convolve_back(const convolution *s) {
     const int64_t taps = s->kernel_height * s->kernel_width, phases = s->step_height * s->step_width;
     const int64_t size = s->room * phases, halo = (s->kernel_height - 1) / s->step_height;
     const int64_t reach = (s->height + s->before_height + s->step_height - 1) / s->step_height;
     const int64_t all = reach > s->out_height ? reach : s->out_height;
+    const int nine = taps == 9 && (s->grad_weight || s->grad_bias); /* both of them are summed together then */
     int64_t phase[MOST_TAPS], at[MOST_TAPS];
     wiring of[4];
     place_taps(s, phase, at);
@@ -479,25 +532,127 @@ INLINE void convolve_back(const convolution *s) {
             const int64_t n = up((outputs - 1) * s->pitch + s->out_width);
             for (int64_t p = 0; p < some; p++) {
                 lay_held(s, from + p, row, here, halo, s->held + p * s->room + SLACK);
-                if (s->grad_weight && outputs > 0) lay_lines(s, from + p, row, outputs, s->lines + p * size);
+                if ((s->grad_weight || nine) && outputs > 0) lay_lines(s, from + p, row, outputs, s->lines + p * size);
             }
             for (int64_t p = 0, c = from % s->channels; p < some; p++, c = c + 1 < s->channels ? c + 1 : 0) {
                 const float *held = s->held + p * s->room + SLACK + halo * s->pitch;
                 double *sums = s->sums + c * (taps + 1) * LANES;
                 if (s->grad_x) derive_rows(s, of, held, from + p, c, row, here);
-                if (s->grad_weight && outputs > 0) add_products(held, s->lines + p * size, at, taps, n, sums);
-                if (s->grad_bias && outputs > 0) add_numbers(held, n, sums + taps * LANES);
+                if (outputs <= 0) continue;
+                if (nine)
+                    add_nine(held, s->lines + p * size, at, s->pitch, outputs, s->out_width, sums);
+                else if (s->grad_weight)
+                    add_products(held, s->lines + p * size, at, taps, n, sums);
+                if (s->grad_bias && !nine) add_numbers(held, n, sums + taps * LANES);
             }
         }
     }
-    for (int64_t c = 0; c < s->channels; c++)
-        for (int64_t t = 0; t <= taps; t++) {
-            double total = 0.0;
-            for (int l = 0; l < LANES; l++) total += s->sums[(c * (taps + 1) + t) * LANES + l];
-            if (t < taps && s->grad_weight) s->grad_weight[c * taps + t] = (float)total;
-            if (t == taps && s->grad_bias) s->grad_bias[c] = (float)total;
+    settle_back(s, taps);
+}
+
+#if defined(__x86_64__)
+/* --- backward, 3x3, a line of the cache at a time --------------------------------------------------------------------- */
+/* The gradient of x, of a plane, in steps of one: what forward makes of the gradient of y, with the taps turned round. */
+WIDE INLINE void wide_turned(const convolution *s, int64_t plane, int64_t c) {
+    const convolution t = {.height = s->out_height, .width = s->out_width, .out_height = s->height, .out_width = s->width,
+                           .before_height = 2 - s->before_height, .before_width = 2 - s->before_width};
+    const float *grad = s->grad + plane * s->out_height * s->out_width;
+    float *out = s->grad_x + plane * s->height * s->width;
+    const finish end = {1.0f, -0.0f, -INFINITY, INFINITY};
+    __m512 weight[9];
+    for (int k = 0; k < 9; k++) weight[k] = _mm512_set1_ps(s->weight[c * 9 + 8 - k]);
+    const int64_t band = s->width > LINE ? BAND : s->height;
+    for (int64_t row = 0; row < s->height; row += band)
+        for (int64_t start = 0; start < s->width; start += LINE)
+            wide_rows(&t, grad, out, weight, _mm512_setzero_ps(), &end, row, band, start, 1, 0);
+}
+
+/* A row of the gradient of y, from a column on; zeros where there is none. */
+WIDE INLINE __m512 row_of(const convolution *s, const float *grad, int64_t row, int64_t column) {
+    if (row < 0 || row >= s->out_height) return _mm512_setzero_ps();
+    return _mm512_maskz_loadu_ps(inside(column, s->out_width), grad + row * s->out_width + column);
+}
+
+WIDE INLINE void put_woven(const convolution *s, float *plane, int64_t row, int64_t column, __m512 even, __m512 odd) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    if (row < 0 || row >= s->height) return;
+    float *to = plane + row * s->width + column;
+    _mm512_mask_storeu_ps(to, inside(column, s->width), _mm512_permutex2var_ps(even, first, odd));
+    _mm512_mask_storeu_ps(to + LINE, inside(column + LINE, s->width), _mm512_permutex2var_ps(even, second, odd));
+    __builtin_prefetch(to + SOON * 2 * s->width, 1, 2);
+    __builtin_prefetch(to + SOON * 2 * s->width + LINE, 1, 2);
+}
+
+/* The same in steps of two: four numbers of it are made of 4, 2, 2 and 1 taps on the same four of the gradient of y. */
+WIDE INLINE void wide_spread(const convolution *s, int64_t plane, int64_t c) {
+    const float *grad = s->grad + plane * s->out_height * s->out_width;
+    float *out = s->grad_x + plane * s->height * s->width;
+    __m512 w[9];
+    for (int t = 0; t < 9; t++) w[t] = _mm512_set1_ps(s->weight[c * 9 + t]);
+    const __m512 none = _mm512_setzero_ps();
+    for (int64_t row = 0; 2 * row - s->before_height < s->height; row++)
+        for (int64_t start = 0; 2 * start - s->before_width < s->width; start += LINE) {
+            const __m512 here = row_of(s, grad, row, start), left = row_of(s, grad, row, start - 1);
+            const __m512 above = row_of(s, grad, row - 1, start), corner = row_of(s, grad, row - 1, start - 1);
+            const int64_t line = 2 * row - s->before_height, column = 2 * start - s->before_width;
+#define PLUS(sum, tap, value) _mm512_add_ps(sum, _mm512_mul_ps(w[tap], value))
+            put_woven(s, out, line, column, PLUS(PLUS(PLUS(PLUS(none, 8, corner), 6, above), 2, left), 0, here),
+                      PLUS(PLUS(none, 7, above), 1, here));
+            put_woven(s, out, line + 1, column, PLUS(PLUS(none, 5, left), 3, here), PLUS(none, 4, here));
+#undef PLUS
         }
 }
+
+/* Sums for the gradients of weight and bias, of a plane, as add_nine makes them. */
+WIDE INLINE void wide_products(const convolution *s, int64_t plane, const int step, double *sums) {
+    const float *x = s->x + plane * s->height * s->width, *grad = s->grad + plane * s->out_height * s->out_width;
+    for (int64_t row = 0; row < s->out_height; row += s->rows) {
+        const int64_t here = least(s->rows, s->out_height - row), above = row * step - s->before_height;
+        __m512 sum[10];
+#pragma GCC unroll 10
+        for (int t = 0; t < 10; t++) sum[t] = _mm512_setzero_ps();
+        for (int64_t start = 0; start < s->out_width; start += LINE) {
+            const span w = span_of(s, start, s->rows, step);
+            const __mmask16 some = inside(start, s->out_width);
+            met lines[3];
+#pragma GCC unroll 3
+            for (int i = 0; i < 3 - step; i++) lines[i] = met_in(s, x, above + i, &w, step);
+            for (int64_t r = 0; r < here; r++) {
+#pragma GCC unroll 3
+                for (int i = 3 - step; i < 3; i++) lines[i] = met_in(s, x, above + r * step + i, &w, step);
+                const float *from = grad + (row + r) * s->out_width + start;
+                const __m512 value = _mm512_maskz_loadu_ps(some, from);
+                __builtin_prefetch(from + NEXT * s->rows * s->out_width, 0, 2);
+#pragma GCC unroll 9
+                for (int t = 0; t < 9; t++)
+                    sum[t] = _mm512_add_ps(sum[t], _mm512_mul_ps(value, lines[t / 3].at[t % 3]));
+                sum[9] = _mm512_add_ps(sum[9], value);
+#pragma GCC unroll 3
+                for (int i = 0; i < 3 - step; i++) lines[i] = lines[i + step];
+            }
+        }
+#pragma GCC unroll 10
+        for (int t = 0; t < 10; t++) {
+            const __m256 both = _mm256_add_ps(_mm512_castps512_ps256(sum[t]), _mm512_extractf32x8_ps(sum[t], 1));
+            double *to = sums + t * LANES;
+            _mm512_storeu_pd(to, _mm512_add_pd(_mm512_loadu_pd(to), _mm512_cvtps_pd(both)));
+        }
+    }
+}
+
+WIDE INLINE void wide_planes_back(const convolution *s, const int step) {
+    for (int64_t p = 0, c = 0; p < s->planes; p++, c = c + 1 < s->channels ? c + 1 : 0) {
+        if (s->grad_x) step == 1 ? wide_turned(s, p, c) : wide_spread(s, p, c);
+        if (s->grad_weight || s->grad_bias) wide_products(s, p, step, s->sums + c * 10 * LANES);
+    }
+}
+
+WIDE static void wide_convolve_back(const convolution *s) {
+    s->step_width == 1 ? wide_planes_back(s, 1) : wide_planes_back(s, 2);
+    settle_back(s, 9);
+}
+#endif
 
 /* --- once for any processor, once for AVX2, once for AVX-512, whose vectors are not wider but above: rows are short ---- */
 #define EVERY(apply, more) apply(convolve, more) apply(convolve_back, more)
@@ -519,12 +674,8 @@ EVERY(AVX512, )
 EVERY(HELD, )
 
 #if defined(__x86_64__)
-static void convolve_widest(const convolution *s) {
-    if (is_wide(s))
-        wide_convolve(s);
-    else
-        convolve_avx512(s);
-}
+static void convolve_widest(const convolution *s) { is_wide(s) ? wide_convolve(s) : convolve_avx512(s); }
+static void convolve_back_widest(const convolution *s) { is_wide(s) ? wide_convolve_back(s) : convolve_back_avx512(s); }
 #endif
 
 __attribute__((constructor)) static void choose(void) {
@@ -537,6 +688,7 @@ __attribute__((constructor)) static void choose(void) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         EVERY(CHOSEN, avx512)
         chosen_convolve = convolve_widest;
+        chosen_convolve_back = convolve_back_widest;
     }
 #endif
 }

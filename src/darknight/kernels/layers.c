@@ -2,19 +2,26 @@
  * what is done to the results of a product before anybody sees them, and to the gradients that come back.
  *
  * Every tensor is (example, channel, position), without gaps. A channel of a batch is read several times while it lies in
- * the processor's cache. Sums are in double, in sixteen lanes whatever the processor has, and no product is fused with a
- * sum, so every variant gives the same bits. Nothing is checked here: compiled_layers.py does that.
+ * the processor's cache. Sums are in double, in sixteen lanes whatever the processor has, and no product that is rounded is
+ * fused with a sum, so every variant gives the same bits. With AVX-512 normalisation and pooling are written in its own
+ * words. Nothing is checked here: compiled_layers.py does that.
  */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define LANES 16
 #define TILE 1024
+#define MOST_TAPS 255 /* of a window: a byte tells which */
 #define SOME 64 /* channels at a time, at most: what is read side by side is fetched ahead */
 #define NEAR 32768 /* numbers, side by side, that are enough */
 #define FEW 2048   /* and that there are, whatever the batch */
+#define SHORT 512  /* numbers side by side that are too few for a processor to see where it goes on */
+#define LARGE (1 << 22) /* numbers that are too many to stay in any cache until somebody else reads them */
 #define CACHED (1 << 20) /* numbers of a batch that are still in a cache when they are read again */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -201,6 +208,16 @@ INLINE void passed(const derivation *s, const float *restrict x, const float *re
     }
 }
 
+/* With x' = (x - mean) * inverse: gx = scale * (g - sum(g) / n - x' * sum(g x') / n) = scale * (g - rest - x * each). */
+INLINE void settle_back(const derivation *s, int64_t c, double count, double sum, double products, float *each,
+                        float *rest) {
+    const double inverse = s->inverse[c], product = (products - s->mean[c] * sum) * inverse;
+    *each = (float)(product * inverse / count);
+    *rest = (float)((sum - s->mean[c] * inverse * product) / count);
+    s->weight[c] = (float)product;
+    s->bias[c] = (float)sum;
+}
+
 INLINE void derive(const derivation *s) {
     const int64_t plane = s->channels * s->inner;
     const double count = (double)(s->examples * s->inner);
@@ -225,15 +242,9 @@ INLINE void derive(const derivation *s) {
                     }
                     sums_of_two(grad, s->x + at, width, first[c - from], second[c - from]);
                 }
-        /* With x' = (x - mean) * inverse: gx = scale * (g - sum(g) / n - x' * sum(g x') / n). */
-        for (int64_t c = from; c < end; c++) {
-            const double sum = total_of(first[c - from]), inverse = s->inverse[c];
-            const double product = (total_of(second[c - from]) - s->mean[c] * sum) * inverse;
-            each[c - from] = (float)(product * inverse / count);
-            rest[c - from] = (float)((sum - s->mean[c] * inverse * product) / count);
-            s->weight[c] = (float)product;
-            s->bias[c] = (float)sum;
-        }
+        for (int64_t c = from; c < end; c++)
+            settle_back(s, c, count, total_of(first[c - from]), total_of(second[c - from]), each + c - from,
+                        rest + c - from);
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++)
                 for (int64_t start = 0; start < s->inner; start += TILE) {
@@ -258,6 +269,242 @@ INLINE void derive(const derivation *s) {
     }
     *s->largest = largest;
 }
+
+#if defined(__x86_64__)
+/* --- the same a line of sixteen at a time, whose last is masked: short rows take no longer than long ones ---------------- */
+#define WIDE __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw")))
+
+/* Sums of sixteen lanes: p of values, q of products. A product of two floats is exact in double, so fusing it with the sum
+ * changes no bit; nor does a lane to which zero is added, because it is no negative zero. */
+typedef struct {
+    __m512d p[2], q[2];
+} sixteen;
+
+WIDE INLINE sixteen sixteen_of(const double *first, const double *second) {
+    const sixteen sums = {{_mm512_loadu_pd(first), _mm512_loadu_pd(first + 8)},
+                          {_mm512_loadu_pd(second), _mm512_loadu_pd(second + 8)}};
+    return sums;
+}
+
+WIDE INLINE void put_sixteen(const sixteen *sums, double *first, double *second) {
+    _mm512_storeu_pd(first, sums->p[0]);
+    _mm512_storeu_pd(first + 8, sums->p[1]);
+    _mm512_storeu_pd(second, sums->q[0]);
+    _mm512_storeu_pd(second + 8, sums->q[1]);
+}
+
+WIDE INLINE void add_sixteen(sixteen *sums, __m512 a, __m512 b) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(a)), high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    sums->p[0] = _mm512_add_pd(sums->p[0], low);
+    sums->p[1] = _mm512_add_pd(sums->p[1], high);
+    sums->q[0] = _mm512_fmadd_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(b)), sums->q[0]);
+    sums->q[1] = _mm512_fmadd_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)), sums->q[1]);
+}
+
+/* Which of the sixteen from i on there are. */
+WIDE INLINE __mmask16 rest_of(int64_t i, int64_t n) { return n - i < LANES ? (__mmask16)((1u << (n - i)) - 1) : 0xFFFF; }
+
+WIDE INLINE __m512 wide_cut(__m512 value, __m512 low, __m512 high) {
+    return _mm512_min_ps(high, _mm512_max_ps(low, value)); /* what is not a number stays so */
+}
+
+/* How lines are written: past the cache, so that none is fetched before, or with what is written next fetched for it. */
+typedef struct {
+    int past;
+    int64_t next; /* how far that is; 0 for nothing */
+} writing;
+
+WIDE INLINE writing writing_of(const float *to, int64_t all, int64_t inner, int64_t next) {
+    const writing found = {all >= LARGE && inner % LANES == 0 && (uintptr_t)to % 64 == 0, inner <= SHORT ? next : 0};
+    return found;
+}
+
+WIDE INLINE void put_line(float *to, __mmask16 some, __m512 value, const writing *how) {
+    if (how->past) {
+        _mm512_stream_ps(to, value);
+        return;
+    }
+    if (how->next) __builtin_prefetch(to + how->next, 1, 2);
+    _mm512_mask_storeu_ps(to, some, value);
+}
+
+/* Another thread reads it next. */
+INLINE void settled(const writing *how) {
+    if (how->past) _mm_sfence();
+}
+
+/* Does something with every line of n numbers: the last may not be whole. */
+#define EACH_LINE(n, does)                                                                                            \
+    do {                                                                                                              \
+        int64_t i = 0;                                                                                                \
+        for (; i + LANES <= (n); i += LANES) does(0xFFFF);                                                            \
+        if (i < (n)) does(rest_of(i, n));                                                                             \
+    } while (0)
+
+/* next: how far it is to what is read next, which is fetched meanwhile; 0 for nothing. */
+WIDE INLINE void wide_sums(const float *x, int64_t n, const int64_t next, double *first, double *second) {
+    sixteen sums = sixteen_of(first, second);
+#define SUM(some)                                                                                                     \
+    {                                                                                                                 \
+        const __m512 value = _mm512_maskz_loadu_ps(some, x + i);                                                      \
+        if (next) __builtin_prefetch(x + i + next, 0, 2);                                                             \
+        add_sixteen(&sums, value, value);                                                                             \
+    }
+    EACH_LINE(n, SUM);
+#undef SUM
+    put_sixteen(&sums, first, second);
+}
+
+WIDE INLINE void wide_scaled(const normalisation *s, int64_t at, int64_t c, const writing *how, const int limited,
+                             const int adds) {
+    const float *x = s->x + at, *added = adds ? s->added + at : NULL;
+    float *y = s->y + at;
+    const __m512 scale = _mm512_set1_ps(s->scale[c]), shift = _mm512_set1_ps(s->shift[c]);
+    const __m512 low = _mm512_set1_ps(s->low), high = _mm512_set1_ps(s->high);
+#define SCALE(some)                                                                                                   \
+    {                                                                                                                 \
+        __m512 value = _mm512_add_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(some, x + i), scale), shift);                \
+        if (adds) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(some, added + i));                               \
+        if (limited) value = wide_cut(value, low, high);                                                              \
+        put_line(y + i, some, value, how);                                                                            \
+    }
+    EACH_LINE(s->inner, SCALE);
+#undef SCALE
+}
+
+WIDE INLINE void wide_scaled_any(const normalisation *s, int64_t at, int64_t c, const writing *how) {
+    if (s->added)
+        s->limited ? wide_scaled(s, at, c, how, 1, 1) : wide_scaled(s, at, c, how, 0, 1);
+    else
+        s->limited ? wide_scaled(s, at, c, how, 1, 0) : wide_scaled(s, at, c, how, 0, 0);
+}
+
+/* What was read last is still near, so it is read first again. */
+WIDE static void wide_normalise(const normalisation *s) {
+    const int64_t plane = s->channels * s->inner, step = at_a_time(s->examples, s->inner);
+    const writing how = writing_of(s->y, s->examples * plane, s->inner, -plane);
+    for (int64_t from = s->first, end; from < s->last; from = end) {
+        end = from + step < s->last ? from + step : s->last;
+        double first[SOME][LANES], second[SOME][LANES];
+        memset(first, 0, (size_t)(end - from) * sizeof first[0]);
+        memset(second, 0, (size_t)(end - from) * sizeof second[0]);
+        for (int64_t e = 0; e < s->examples; e++)
+            for (int64_t c = from; c < end; c++)
+                wide_sums(s->x + e * plane + c * s->inner, s->inner, s->inner <= SHORT && e + 1 < s->examples ? plane : 0,
+                          first[c - from], second[c - from]);
+        for (int64_t c = from; c < end; c++) settle(s, c, total_of(first[c - from]), total_of(second[c - from]));
+        for (int64_t e = s->examples - 1; e >= 0; e--)
+            for (int64_t c = from; c < end; c++) wide_scaled_any(s, e * plane + c * s->inner, c, &how);
+    }
+    settled(&how);
+}
+
+WIDE static void wide_affine(const normalisation *s) {
+    const int64_t plane = s->channels * s->inner;
+    const writing how = writing_of(s->y, s->examples * plane, s->inner, 0);
+    for (int64_t e = 0; e < s->examples; e++)
+        for (int64_t c = s->first; c < s->last; c++) wide_scaled_any(s, e * plane + c * s->inner, c, &how);
+    settled(&how);
+}
+
+/* kind: whether an activation behind the normalisation stops the gradient, or one behind a sum, or none. */
+enum { FREE, LIMITED, SUMMED };
+
+WIDE INLINE __m512 wide_passed(__m512 x, __m512 grad, __m512 scale, __m512 shift, __m512 low, __m512 high) {
+    const __m512 y = _mm512_add_ps(_mm512_mul_ps(x, scale), shift);
+    const __mmask16 above = _mm512_cmp_ps_mask(y, low, _CMP_GT_OQ);
+    return _mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, y, high, _CMP_LT_OQ), grad);
+}
+
+WIDE INLINE __m512 wide_let_pass(__m512 grad, __m512 y, __m512 low, __m512 high) {
+    const __mmask16 stops = _mm512_cmp_ps_mask(y, low, _CMP_LE_OQ) | _mm512_cmp_ps_mask(y, high, _CMP_GE_OQ);
+    return _mm512_maskz_mov_ps((__mmask16)~stops, grad);
+}
+
+WIDE INLINE void wide_back_sums(const derivation *s, int64_t at, int64_t c, int64_t next, const int kind, double *first,
+                                double *second) {
+    const float *xs = s->x + at, *grads = s->grad + at, *ys = kind == SUMMED ? s->y + at : NULL;
+    float *out = kind == SUMMED ? s->passed + at : NULL;
+    const __m512 scale = _mm512_set1_ps(s->scale[c]), shift = _mm512_set1_ps(s->shift[c]);
+    const __m512 low = _mm512_set1_ps(s->low), high = _mm512_set1_ps(s->high);
+    sixteen sums = sixteen_of(first, second);
+#define SUM(some)                                                                                                     \
+    {                                                                                                                 \
+        const __m512 x = _mm512_maskz_loadu_ps(some, xs + i);                                                         \
+        __m512 grad = _mm512_maskz_loadu_ps(some, grads + i);                                                         \
+        if (next) __builtin_prefetch(xs + i + next, 0, 2);                                                            \
+        if (next) __builtin_prefetch(grads + i + next, 0, 2);                                                         \
+        if (kind == LIMITED) grad = wide_passed(x, grad, scale, shift, low, high);                                    \
+        if (kind == SUMMED) {                                                                                         \
+            grad = wide_let_pass(grad, _mm512_maskz_loadu_ps(some, ys + i), low, high);                               \
+            if (next) __builtin_prefetch(ys + i + next, 0, 2);                                                        \
+            _mm512_mask_storeu_ps(out + i, some, grad);                                                               \
+        }                                                                                                             \
+        add_sixteen(&sums, grad, x);                                                                                  \
+    }
+    EACH_LINE(s->inner, SUM);
+#undef SUM
+    put_sixteen(&sums, first, second);
+}
+
+WIDE INLINE __m512i wide_back(const derivation *s, int64_t at, int64_t c, float each, float rest, const writing *how,
+                              const int kind, __m512i largest) {
+    const float *xs = s->x + at, *grads = (kind == SUMMED ? s->passed : s->grad) + at;
+    float *out = s->out + at;
+    const __m512 scale = _mm512_set1_ps(s->scale[c]), shift = _mm512_set1_ps(s->shift[c]);
+    const __m512 low = _mm512_set1_ps(s->low), high = _mm512_set1_ps(s->high);
+    const __m512 times = _mm512_set1_ps(each), less = _mm512_set1_ps(rest);
+    const __m512i bits = _mm512_set1_epi32(0x7fffffff);
+#define DERIVE(some)                                                                                                  \
+    {                                                                                                                 \
+        const __m512 x = _mm512_maskz_loadu_ps(some, xs + i);                                                         \
+        __m512 grad = _mm512_maskz_loadu_ps(some, grads + i);                                                         \
+        if (kind == LIMITED) grad = wide_passed(x, grad, scale, shift, low, high);                                    \
+        const __m512 both = _mm512_sub_ps(_mm512_sub_ps(grad, less), _mm512_mul_ps(x, times));                        \
+        const __m512 value = _mm512_mul_ps(scale, both);                                                              \
+        put_line(out + i, some, value, how);                                                                          \
+        largest = _mm512_mask_max_epi32(largest, some, largest, _mm512_and_epi32(_mm512_castps_si512(value), bits));  \
+    }
+    EACH_LINE(s->inner, DERIVE);
+#undef DERIVE
+    return largest;
+}
+
+WIDE INLINE void wide_derive_kind(const derivation *s, const int kind) {
+    const int64_t plane = s->channels * s->inner, step = at_a_time(s->examples, s->inner);
+    const double count = (double)(s->examples * s->inner);
+    const writing how = writing_of(s->out, s->examples * plane, s->inner, -plane);
+    float each[SOME], rest[SOME];
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t from = s->first, end; from < s->last; from = end) {
+        end = from + step < s->last ? from + step : s->last;
+        double first[SOME][LANES], second[SOME][LANES];
+        memset(first, 0, (size_t)(end - from) * sizeof first[0]);
+        memset(second, 0, (size_t)(end - from) * sizeof second[0]);
+        for (int64_t e = 0; e < s->examples; e++)
+            for (int64_t c = from; c < end; c++)
+                wide_back_sums(s, e * plane + c * s->inner, c, s->inner <= SHORT && e + 1 < s->examples ? plane : 0, kind,
+                               first[c - from], second[c - from]);
+        for (int64_t c = from; c < end; c++)
+            settle_back(s, c, count, total_of(first[c - from]), total_of(second[c - from]), each + c - from,
+                        rest + c - from);
+        for (int64_t e = s->examples - 1; e >= 0; e--)
+            for (int64_t c = from; c < end; c++)
+                largest = wide_back(s, e * plane + c * s->inner, c, each[c - from], rest[c - from], &how, kind, largest);
+    }
+    settled(&how);
+    *s->largest = _mm512_reduce_max_epi32(largest);
+}
+
+WIDE static void wide_derive(const derivation *s) {
+    if (s->y)
+        wide_derive_kind(s, SUMMED);
+    else if (s->limited)
+        wide_derive_kind(s, LIMITED);
+    else
+        wide_derive_kind(s, FREE);
+}
+#endif
 
 /* --- behind a product ---------------------------------------------------------------------------------------------- */
 typedef struct {
@@ -377,6 +624,53 @@ INLINE void come_back(const returning *s) {
     for (int l = 0; l < LANES; l++) largest = most[l] > largest ? most[l] : largest;
     *s->largest = largest;
 }
+
+#if defined(__x86_64__)
+/* As run_back, for sums that begin at nothing. */
+WIDE INLINE double wide_run_back(const returning *s, int64_t at, const writing *how, const int stops, __m512i *largest) {
+    const float *grads = s->grad + at, *ys = stops ? s->y + at : NULL;
+    float *out = stops ? s->out + at : NULL;
+    const __m512 low = _mm512_set1_ps(s->low), high = _mm512_set1_ps(s->high);
+    const __m512i bits = _mm512_set1_epi32(0x7fffffff);
+    __m512d first = _mm512_setzero_pd(), second = first;
+    __m512i most = *largest;
+    double lanes[LANES];
+#define BACK(some)                                                                                                    \
+    {                                                                                                                 \
+        __m512 grad = _mm512_maskz_loadu_ps(some, grads + i);                                                         \
+        if (stops) {                                                                                                  \
+            grad = wide_let_pass(grad, _mm512_maskz_loadu_ps(some, ys + i), low, high);                               \
+            put_line(out + i, some, grad, how);                                                                       \
+        }                                                                                                             \
+        first = _mm512_add_pd(first, _mm512_cvtps_pd(_mm512_castps512_ps256(grad)));                                  \
+        second = _mm512_add_pd(second, _mm512_cvtps_pd(_mm512_extractf32x8_ps(grad, 1)));                             \
+        most = _mm512_max_epi32(most, _mm512_and_epi32(_mm512_castps_si512(grad), bits));                             \
+    }
+    EACH_LINE(s->inner, BACK);
+#undef BACK
+    *largest = most;
+    _mm512_storeu_pd(lanes, first);
+    _mm512_storeu_pd(lanes + 8, second);
+    return total_of(lanes);
+}
+
+WIDE static void wide_come_back(const returning *s) {
+    const int64_t plane = s->channels * s->inner;
+    const writing how = writing_of(s->out, s->examples * plane, s->inner, 0);
+    __m512i largest = _mm512_setzero_si512();
+    if (s->inner == 1) {
+        come_back(s);
+        return;
+    }
+    for (int64_t e = 0; e < s->examples; e++)
+        for (int64_t c = s->first; c < s->last; c++) {
+            const int64_t at = e * plane + c * s->inner;
+            s->sums[c] += s->y ? wide_run_back(s, at, &how, 1, &largest) : wide_run_back(s, at, &how, 0, &largest);
+        }
+    *s->largest = _mm512_reduce_max_epi32(largest);
+    settled(&how);
+}
+#endif
 
 /* --- max pooling --------------------------------------------------------------------------------------------------- */
 typedef struct {
@@ -522,6 +816,149 @@ INLINE void unpool(const pooling *s) {
         }
 }
 
+#if defined(__x86_64__)
+/* --- the same, a line of sixteen outputs at a time ------------------------------------------------------------------- */
+WIDE INLINE __m512i evens(void) {
+    return _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+
+/* The numbers of two lines in turns. */
+WIDE INLINE __m512 woven(__m512 even, __m512 odd, const int half) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(even, half ? _mm512_add_epi32(first, _mm512_set1_epi32(8)) : first, odd);
+}
+
+/* The larger of what there is and of another tap, where that is met; the first if there is none yet, or no number. */
+WIDE INLINE void take_larger(__m512 value, int32_t tap, __mmask16 met, __mmask16 none, __m512 *best, __m512i *where) {
+    const __mmask16 larger = _mm512_cmp_ps_mask(value, *best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __mmask16 taken = met & (larger | none);
+    *best = _mm512_mask_mov_ps(*best, taken, value);
+    *where = _mm512_mask_mov_epi32(*where, taken, _mm512_set1_epi32(tap));
+}
+
+WIDE INLINE void wide_pool_twos(const pooling *s) {
+    const __m512i even = evens(), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    for (int64_t p = 0; p < s->planes; p++)
+        for (int64_t row = 0; row < s->out_height; row++) {
+            const float *upper = s->x + (p * s->height + 2 * row) * s->width, *lower = upper + s->width;
+            const int64_t to = (p * s->out_height + row) * s->out_width;
+            for (int64_t c = 0; c < s->out_width; c += LANES) {
+                const __mmask16 some = rest_of(c, s->out_width), left = rest_of(2 * c, 2 * s->out_width);
+                const __mmask16 right = 2 * c + LANES < 2 * s->out_width ? rest_of(2 * c + LANES, 2 * s->out_width) : 0;
+                for (int64_t line = 0; line < 2 * LANES; line += LANES) { /* two pairs of rows further on */
+                    __builtin_prefetch(upper + 4 * s->width + 2 * c + line, 0, 2);
+                    __builtin_prefetch(lower + 4 * s->width + 2 * c + line, 0, 2);
+                }
+                const __m512 a = _mm512_maskz_loadu_ps(left, upper + 2 * c);
+                const __m512 b = _mm512_maskz_loadu_ps(right, upper + 2 * c + LANES);
+                const __m512 d = _mm512_maskz_loadu_ps(left, lower + 2 * c);
+                const __m512 e = _mm512_maskz_loadu_ps(right, lower + 2 * c + LANES);
+                __m512 best = _mm512_permutex2var_ps(a, even, b);
+                __m512i where = _mm512_setzero_si512();
+                take_larger(_mm512_permutex2var_ps(a, odd, b), 1, 0xFFFF, 0, &best, &where);
+                take_larger(_mm512_permutex2var_ps(d, even, e), 2, 0xFFFF, 0, &best, &where);
+                take_larger(_mm512_permutex2var_ps(d, odd, e), 3, 0xFFFF, 0, &best, &where);
+                _mm512_mask_storeu_ps(s->y + to + c, some, best);
+                if (s->taps) _mm512_mask_cvtepi32_storeu_epi8(s->taps + to + c, some, where);
+            }
+        }
+}
+
+/* Of what a tap meets, for a line of outputs: which numbers of one line, or two, of a row, and which outputs. */
+typedef struct {
+    __mmask16 left, right, met;
+} meeting;
+
+/* The lanes from first on, up to end. */
+INLINE __mmask16 lanes_of(int64_t first, int64_t end) {
+    const int64_t from = first < 0 ? 0 : first, to = end < LANES ? end : LANES;
+    return from < to ? (__mmask16)((1u << to) - (1u << from)) : 0;
+}
+
+INLINE meeting meeting_of(const pooling *s, int64_t start, int64_t tap, const int step) {
+    const int64_t column = start * step + tap - s->before_width, left = s->width - column;
+    const meeting found = {lanes_of(-column, left), step == 2 ? lanes_of(-column - LANES, left - LANES) : 0,
+                           step == 2 ? lanes_of((1 - column) >> 1, (left + 1) >> 1) : lanes_of(-column, left)};
+    return found;
+}
+
+/* A line of outputs, down the rows of a plane. wide: a constant where it is usual. */
+WIDE INLINE void wide_pool_line(const pooling *s, int64_t plane, int64_t start, const int step, const int64_t wide) {
+    const __m512i even = evens(), none = _mm512_set1_epi32(255);
+    const __mmask16 some = rest_of(start, s->out_width);
+    meeting met[MOST_TAPS];
+    for (int64_t j = 0; j < wide; j++) met[j] = meeting_of(s, start, j, step);
+    for (int64_t row = 0; row < s->out_height; row++) {
+        const int64_t above = row * s->step_height - s->before_height;
+        const int64_t to = (plane * s->out_height + row) * s->out_width + start;
+        __m512 best = _mm512_set1_ps(-INFINITY);
+        __m512i where = none;
+        for (int64_t i = above < 0 ? -above : 0; i < s->kernel_height && above + i < s->height; i++) {
+            const float *x = s->x + (plane * s->height + above + i) * s->width + start * step - s->before_width;
+            for (int64_t j = 0; j < wide; j++) {
+                __m512 value = _mm512_maskz_loadu_ps(met[j].left, x + j);
+                if (step == 2)
+                    value = _mm512_permutex2var_ps(value, even, _mm512_maskz_loadu_ps(met[j].right, x + j + LANES));
+                take_larger(value, (int32_t)(i * wide + j), met[j].met, _mm512_cmpeq_epi32_mask(where, none), &best,
+                            &where);
+            }
+        }
+        _mm512_mask_storeu_ps(s->y + to, some, best);
+        if (s->taps) _mm512_mask_cvtepi32_storeu_epi8(s->taps + to, some, where);
+    }
+}
+
+WIDE INLINE void wide_pool_steps(const pooling *s, const int step) {
+    for (int64_t p = 0; p < s->planes; p++)
+        for (int64_t start = 0; start < s->out_width; start += LANES)
+            s->kernel_width == 3 ? wide_pool_line(s, p, start, step, 3) : wide_pool_line(s, p, start, step, s->kernel_width);
+}
+
+WIDE static void wide_pool(const pooling *s) {
+    if (by_twos(s))
+        wide_pool_twos(s);
+    else if (s->step_width == 1)
+        wide_pool_steps(s, 1);
+    else if (s->step_width == 2)
+        wide_pool_steps(s, 2);
+    else
+        pool(s);
+}
+
+WIDE INLINE void wide_unpool_row(const pooling *s, int64_t at, float *to, int32_t first, const writing *how) {
+    for (int64_t c = 0; c < s->out_width; c += LANES) {
+        const __mmask16 some = rest_of(c, s->out_width);
+        const __m512 grad = _mm512_add_ps(_mm512_setzero_ps(), _mm512_maskz_loadu_ps(some, s->x + at + c));
+        const __m512i where = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(some, s->taps + at + c));
+        const __m512 even = _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(where, _mm512_set1_epi32(first)), grad);
+        const __m512 odd = _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(where, _mm512_set1_epi32(first + 1)), grad);
+        put_line(to + 2 * c, rest_of(2 * c, 2 * s->out_width), woven(even, odd, 0), how);
+        if (2 * c + LANES < 2 * s->out_width)
+            put_line(to + 2 * c + LANES, rest_of(2 * c + LANES, 2 * s->out_width), woven(even, odd, 1), how);
+    }
+    if (2 * s->out_width < s->width) to[2 * s->out_width] = 0.0f;
+}
+
+WIDE static void wide_unpool(const pooling *s) {
+    if (!by_twos(s)) {
+        unpool(s);
+        return;
+    }
+    const writing how = writing_of(s->y, s->planes * s->height * s->width, s->width, 0);
+    for (int64_t p = 0; p < s->planes; p++) {
+        float *plane = s->y + p * s->height * s->width;
+        for (int64_t row = 0; row < s->out_height; row++) {
+            const int64_t at = (p * s->out_height + row) * s->out_width;
+            wide_unpool_row(s, at, plane + 2 * row * s->width, 0, &how);
+            wide_unpool_row(s, at, plane + (2 * row + 1) * s->width, 2, &how);
+        }
+        if (2 * s->out_height < s->height)
+            memset(plane + (s->height - 1) * s->width, 0, (size_t)s->width * sizeof(float));
+    }
+    settled(&how);
+}
+#endif
+
 /* --- once for any processor, once for AVX2, once for AVX-512 -------------------------------------------------------- */
 #define EVERY(apply, more)                                                                                            \
     apply(normalise, normalisation, more) apply(affine, normalisation, more) apply(derive, derivation, more)          \
@@ -554,6 +991,12 @@ __attribute__((constructor)) static void choose(void) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
         EVERY(CHOSEN, avx512)
+        chosen_normalise = wide_normalise;
+        chosen_affine = wide_affine;
+        chosen_derive = wide_derive;
+        chosen_come_back = wide_come_back;
+        chosen_pool = wide_pool;
+        chosen_unpool = wide_unpool;
     }
 #endif
 }

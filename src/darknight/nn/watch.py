@@ -119,11 +119,12 @@ class Protection:
     ) -> Tensor:
         """The product through the runtime, counted. module: the one that it is the whole forward of."""
         self.at_home.seen()
-        following = NOTHING if module is None else self._sequence.behind(module)
-        y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, following)
-        batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
-        self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
-        self.at_home.multiplied(y, behind)  # the last word: shapes are asked of a torch function too
+        with torch._C.DisableTorchFunction():  # shapes and dtypes are asked of torch functions too: a dozen of them
+            following = NOTHING if module is None else self._sequence.behind(module)
+            y, behind = product(self.runtime, self.layer(label, kind), op, x, w, bias, following)
+            batch = x.shape if x.dim() >= w.dim() else (1, *x.shape)
+            self.report.count(label, kind, MASKED, "", op.flops(tuple(batch), tuple(w.shape)))
+        self.at_home.multiplied(y, behind)
         return y
 
     def bound(self, binding: object) -> None:
