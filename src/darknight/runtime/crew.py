@@ -34,7 +34,6 @@ _NO_NOTES: Mapping[int, tuple[str, int, int, Pass]] = MappingProxyType({})
 
 _BROKE = "it broke the protocol"  # so begins the reason for which the fleet put such a worker out
 _OUTSIDE = "values outside the field"
-_MANY, _LARGE = 16, 16 << 20  # calls, or bytes, that are worth telling workers to forget them
 _AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
 
 
@@ -106,8 +105,8 @@ class Crew:
         self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
         self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
         self._warned = False  # of refusals
-        self._forgotten: deque[tuple[int, int]] = deque()  # calls, and the bytes of their shares
-        self._outdated: deque[tuple[tuple[str, int], int]] = deque()  # weights, and their bytes
+        self._forgotten: deque[int] = deque()
+        self._outdated: deque[tuple[str, int]] = deque()
         self.waiting_seconds = 0.0
         self.worker_seconds = 0.0
 
@@ -292,8 +291,7 @@ class Crew:
             return
         self._epochs[worker] = epoch
         if weights.message is None:
-            over = (weights.layer, weights.version), weights.tensor.nbytes
-            weakref.finalize(weights, self._outdated.append, over).atexit = False
+            weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
             weights.message = Weights(
                 layer=weights.layer,
                 version=weights.version,
@@ -305,21 +303,15 @@ class Crew:
         weights.given[worker] = epoch  # only now: a post that was interrupted is repeated
         self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
 
-    def forget_with(self, owner: object, call: int, nbytes: int) -> None:
-        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down.
+    def forget_with(self, owner: object, call: int) -> None:
+        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down."""
+        weakref.finalize(owner, self._forgotten.append, call).atexit = False
 
-        nbytes: of all these shares.
-        """
-        weakref.finalize(owner, self._forgotten.append, (call, nbytes)).atexit = False
-
-    def forget(self, *, enough: bool = False) -> None:
-        """Tells workers which calls and weights are over. enough: if that is worth a message to everybody."""
-        forgotten, outdated = _copied(self._forgotten), _copied(self._outdated)
-        if not forgotten and not outdated:
+    def forget(self) -> None:
+        """Tells workers which calls and weights are over."""
+        calls, weights = _copied(self._forgotten), _copied(self._outdated)
+        if not calls and not weights:
             return
-        if enough and len(forgotten) < _MANY and sum(each[1] for each in (*forgotten, *outdated)) < _LARGE:
-            return
-        calls, weights = tuple(each[0] for each in forgotten), tuple(each[0] for each in outdated)
         message = Forget(calls=calls, weights=weights)
         for worker, epoch in self._epochs.items():  # nobody gets a share without weights
             if self._fleet.epoch(worker) == epoch:  # or else it began with an empty memory

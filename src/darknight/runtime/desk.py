@@ -37,7 +37,7 @@ class Desk:
         return self._calls
 
     def begin(self) -> None:
-        self.crew.forget(enough=True)
+        self.crew.forget()
         self.crew.settle()
 
     def may_send(self, masking: int, seat: int, worker: int) -> bool:

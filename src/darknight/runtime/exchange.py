@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 
 import torch
 from torch import Tensor
@@ -45,8 +44,7 @@ class Exchange:
 
     def forget_with(self, saved: Saved) -> None:
         """Workers forget the shares of the call when `saved` is gone."""
-        shares = prod(saved.x_shape) // self._desk.scheme.inputs * self._desk.scheme.workers
-        self._crew.forget_with(saved, saved.call, shares * self._desk.dtype.itemsize)
+        self._crew.forget_with(saved, saved.call)
 
     def forget(self) -> None:
         """Tells workers which calls and weights are over."""

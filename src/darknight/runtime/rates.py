@@ -22,7 +22,7 @@ from darknight.coding.fixed_point import checksum, survey
 from darknight.integrity import verified_forward, verified_grad_weight
 from darknight.ops import Conv, Linear
 from darknight.ops.cost import Rates, Sharing
-from darknight.randomness import Randomness, Rounding
+from darknight.randomness import Randomness, Rounding, words_of
 from darknight.runtime.runtime import Runtime
 from darknight.runtime.threads import one_thread
 
@@ -61,7 +61,7 @@ def measured_rates() -> Rates:
     """Of this machine, as it is now; the same for the rest of the process."""
     with one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         x = torch.linspace(-7, 7, _BATCH * _CHANNELS * _SIDE * _SIDE).view(_BATCH, _CHANNELS, _SIDE, _SIDE)
-        encode, rounding, decode = _masking(x)
+        encode, decode = _masking(x)
         weigh, fold, check = _checks(x)
         return Rates(
             product=_products(x, groups=1),
@@ -70,7 +70,7 @@ def measured_rates() -> Rates:
             encode=encode,
             decode=decode,
             survey=_seconds(lambda: _surveyed(x)) / x.numel(),
-            rounding=rounding,
+            rounding=_seconds(lambda: words_of(Rounding(1, 2), x.shape)) / x.numel(),  # and a little: they are written
             weigh=weigh,
             fold=fold,
             check=check,
@@ -98,25 +98,24 @@ def _products(x: Tensor, *, groups: int) -> float:
     return _seconds(passes) / (_PASSES * op.flops(tuple(x.shape), tuple(w.shape)))
 
 
-def _masking(x: Tensor) -> tuple[float, float, float]:
-    """A byte of an encode, its noise included, what a number that is rounded at random adds, and a byte of a decode."""
+def _masking(x: Tensor) -> tuple[float, float]:
+    """A byte of an encode, its noise included, and of a decode."""
     randomness = Randomness.from_operating_system()
     arithmetic = _SCHEME.arithmetic
     assert isinstance(arithmetic, Field)
     code, prime = draw_code(_SCHEME, randomness.fresh()), arithmetic.prime
 
-    def encoded(rounding: Rounding | None = None) -> object:
+    def encoded() -> object:
         stream = randomness.fresh()
-        return field.encode_values(code.A, x, _EXPONENT, rounding, largest=_LARGEST, prime=prime, stream=stream)
+        return field.encode_values(code.A, x, _EXPONENT, None, largest=_LARGEST, prime=prime, stream=stream)
 
     shares = [torch.ones(_BATCH // _SCHEME.inputs, *x.shape[1:], dtype=torch.int32) for _ in range(_SCHEME.workers)]
     answers = {seat: shares[seat] for seat in code.A.base}
     share = shares[0].nbytes
     written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers - len(code.A.carriers)) * share
-    encode, rounded = _seconds(encoded), _seconds(lambda: encoded(Rounding(1, 2)))
+    encode = _seconds(encoded) / written
     decode = _seconds(lambda: field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH))
-    rounding = max(0.0, rounded - encode) / x.numel()
-    return encode / written, rounding, decode / (2 * x.nbytes + len(answers) * share)
+    return encode, decode / (2 * x.nbytes + len(answers) * share)
 
 
 def _checks(x: Tensor) -> tuple[float, float, float]:
