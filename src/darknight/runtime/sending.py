@@ -18,7 +18,7 @@ from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
 from darknight.runtime.masking import Maker, Masking
-from darknight.types import BackwardTask, Expected, ForwardTask, Pass, Seed
+from darknight.types import BackwardTask, ForwardTask, Pass, Seed
 
 Deltas = Maker | Tensor  # in the clear, one tensor for all workers (group, input, *feature)
 
@@ -39,8 +39,6 @@ class ForwardRound:
         self._keeping = frozenset(code.grad_rows if keep else ())
         self._share_shape = _share_shape(desk, saved)
         self._shape = op.output_shape(self._share_shape, saved.weights.shape)
-        self._expected = desk.expected({Pass.FORWARD: self._shape}, lent=True)
-        self._nothing = desk.expected({}, lent=True)
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
         self._begun: tuple[Asked, Gathered] | None = None  # until somebody waits for it
@@ -119,7 +117,7 @@ class ForwardRound:
                 keep=seat in self._keeping,
                 seed=masked.seeds.get(seat),
             ),
-            expected=self._expected if compute else self._nothing,
+            expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}, lent=True),
         )
 
     def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
@@ -190,7 +188,6 @@ class BackwardRound:
         self._clear = not code.masks_gradients
         self._share_shape = _share_shape(desk, saved)
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
-        self._forms: dict[tuple[Pass, ...], Expected] = {}
         self._keepers: dict[int, int | None] | None = None  # by seat, while it begins
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
@@ -312,17 +309,9 @@ class BackwardRound:
         return Order(
             holder=holder,
             task=self._task(seat, self._outgoing(seat, holder), kinds, self._share_shape, self._seed(seat)),
-            expected=self._expected(kinds),
+            expected=desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True),
             first=first,
         )
-
-    def _expected(self, kinds: tuple[Pass, ...]) -> Expected:
-        """Of an answer to these passes; made once, for it is the same for all workers."""
-        found = self._forms.get(kinds)
-        if found is None:
-            shapes = {kind: self._shapes[kind] for kind in kinds}
-            found = self._forms[kinds] = self._desk.expected(shapes, lent=True)
-        return found
 
     def _question(self, kind: Pass, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
         one = (1, *self._share_shape[1:])

@@ -141,9 +141,13 @@ class Memory:
     def show(self, shape: tuple[int, ...], dtype: torch.dtype, *, keep: bool) -> tuple[Block, Tensor]:
         """`reserve`, `look` and, if it is to be kept, `keep` in one: a place, and what is in it."""
         segment, block = self._take(prod(shape) * dtype.itemsize)
-        tensor = segment.view(block.offset, dtype, shape)
-        if keep:
-            self.keep(block, tensor)
+        try:
+            tensor = segment.view(block.offset, dtype, shape)
+            if keep:
+                self.keep(block, tensor)
+        except BaseException:
+            self.free(block)
+            raise
         return block, tensor
 
     def _take(self, nbytes: int) -> tuple[Segment, Block]:
