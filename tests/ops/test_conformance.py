@@ -190,6 +190,31 @@ def assert_agree(lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> None:
 
 
 @every_case
+def test_rows_have_the_shape_that_is_said(case: Case):
+    for shape in (case.x_shape, case.op.output_shape(case.x_shape, case.w_shape)):
+        assert tuple(case.op.rows(torch.empty(shape)).shape) == tuple(case.op.row_shape(shape))
+
+
+@every_case
+def test_weights_of_positions_grow_only_where_positions_are_repeated(case: Case):
+    """A check takes the bits of what is drawn for those of what the op makes of it, unless it says that they repeat."""
+    op, y_shape = case.op, case.op.output_shape(case.x_shape, case.w_shape)
+    drawn = [torch.full((2, size), -(2.0**23), dtype=torch.float64) for size in op.row_shape(y_shape)[2:]]
+    back = [torch.full((2, size), -(2.0**23), dtype=torch.float64) for size in op.row_shape(case.x_shape)[2:]]
+    made = op.forward_positions(drawn, case.x_shape, case.w_shape)
+    made += op.grad_input_positions(back, case.x_shape, case.w_shape)
+    if not op.repeats_positions:
+        assert all(float(each.abs().max()) <= 2.0**23 for each in made)
+
+
+def test_a_border_that_repeats_positions_makes_their_weights_grow():
+    op = Conv.make((3, 3), padding=1, padding_mode="replicate")
+    assert op.repeats_positions
+    drawn = [torch.full((2, size), 2.0**23, dtype=torch.float64) for size in (4, 4)]
+    assert any(float(each.max()) > 2.0**23 for each in op.forward_positions(drawn, (1, 1, 4, 4), (1, 1, 3, 3)))
+
+
+@every_case
 def test_channels_are_counted_as_torch_does(case: Case):
     assert case.op.channels(case.w_shape) == channels(case)
 

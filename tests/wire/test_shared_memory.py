@@ -538,6 +538,23 @@ def test_a_worker_that_keeps_a_segment_keeps_no_memory_of_the_enclave_with_it(en
         os.close(kept)
 
 
+def test_a_place_that_is_shown_and_cannot_be_kept_is_given_back(ends, monkeypatch):
+    memory, _ = ends
+
+    def interrupted(self, block, tensor):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            memory.show((100,), torch.int64, keep=True)
+    first, second = memory.reserve(800), memory.show((10,), torch.int64, keep=True)[0]
+    assert first.offset == 0  # nothing is taken but these
+    memory.free(first, second)
+    with pytest.raises(ValueError, match="not in use"):
+        memory.free(second)
+
+
 def test_what_is_read_in_place_stays_when_the_link_ends_and_goes_with_the_last_who_reads_it(ends):
     """A worker that dies after its answer is no liar: nothing else may be found where its answer was."""
     memory, view = ends

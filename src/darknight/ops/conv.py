@@ -248,7 +248,7 @@ class Conv(BilinearOp):
             border = self._border(axis)
             seen, skipped = border.without_zeros((size,))
             met = self._overlaps_along(axis, taps, seen[0], vectors.shape[1], skipped[0])
-            total = _met_at_taps(vectors, taps, seen[0], [(tap, source, target) for tap, source, target in met])
+            total = _met_at_taps(vectors, taps, seen[0], met)
             sums.append(total if seen == (size,) else border.transpose(total, (size,)))
         return sums
 

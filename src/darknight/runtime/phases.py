@@ -42,10 +42,12 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 def phase(name: str, layer: str | None = None) -> AbstractContextManager[None]:
     """What is done inside counts as `name`: of `layer`, or of the layer whose call this is part of."""
     phases = _current.get()
-    return _NOTHING if phases is None else _inside(phases, name, layer)
+    return _NOTHING if phases is None else _Inside(phases, name, layer)
 
 
-class _inside:  # noqa: N801 - a context, of which a step has thousands
+class _Inside:
+    """A context, of which a step has thousands."""
+
     __slots__ = ("_before", "_layer", "_name", "_phases")
 
     def __init__(self, phases: Phases, name: str, layer: str | None) -> None:
