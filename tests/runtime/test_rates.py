@@ -29,6 +29,22 @@ def test_they_are_measured_once_and_take_less_than_a_second_of_the_processor():
     assert measured_rates() is rates
 
 
+def test_runs_take_turns_so_that_a_moment_does_not_spoil_one_of_them():
+    """Something else takes the machine for three runs in a row: one after the other, all of `first` would be slow."""
+    seen = []
+
+    def run(name):
+        seen.append(name)
+        if 3 <= len(seen) <= 5:
+            end = time.thread_time() + 0.02
+            while time.thread_time() < end:
+                pass
+
+    best = _seconds({"first": lambda: run("first"), "second": lambda: run("second")})
+    assert seen == ["first", "second"] * 4
+    assert all(seconds < 0.01 for seconds in best.values())
+
+
 def test_what_they_predict_of_computing_is_near_what_it_takes():
     rates = measured_rates()
     for groups in (1, 48):
@@ -42,7 +58,7 @@ def test_what_they_predict_of_computing_is_near_what_it_takes():
 
         form = Form(op=op, x_shape=tuple(x.shape), w_shape=tuple(w.shape))
         expected = alone_seconds(form, rates, training=True)
-        assert expected / 5 < _seconds(passes) < 5 * expected, groups
+        assert expected / 5 < _seconds({"passes": passes})["passes"] < 5 * expected, groups
 
 
 def test_what_they_predict_of_sending_is_near_what_it_takes():

@@ -1,8 +1,10 @@
 """How fast this machine does what a layer takes of the enclave, measured once in a process and in less than a second.
 
 Each rate is the best of a few runs of the function that a layer call uses, on one thread and in seconds of the
-processor, over tensors of a megabyte or more. Only messages are not measured as they are, because that
-takes a worker: an echo between two threads is measured, and a message is so many of them (docs/adr/0018).
+processor, over tensors of a megabyte or more. The runs take turns: a tenth of a second in which the machine had other
+things to do (a process that ends, a kernel that looks for large pages) must not decide where layers go. Only messages
+are not measured as they are, because that takes a worker: an echo between two threads is measured, and a message is so
+many of them (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 
 import torch
@@ -27,7 +29,7 @@ from darknight.runtime.runtime import Runtime
 from darknight.runtime.threads import one_thread
 
 _TIMES = 3
-_LONGEST = 0.06  # seconds for one rate, so that all of them take less than one
+_LONGEST = 0.7  # seconds after which no other round begins, so that all of them take less than one
 _BATCH = 8
 _SIDE = 28
 _CHANNELS = 64
@@ -56,37 +58,53 @@ def sharing_of(scheme: Scheme) -> Sharing:
     )
 
 
+Run = Callable[[], object]
+
+
 @functools.cache
 def measured_rates() -> Rates:
     """Of this machine, as it is now; the same for the rest of the process."""
-    with one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False), Runtime(_SCHEME, None) as runtime:
         x = torch.linspace(-7, 7, _BATCH * _CHANNELS * _SIDE * _SIDE).view(_BATCH, _CHANNELS, _SIDE, _SIDE)
-        encode, decode = _masking(x)
-        weigh, fold, check = _checks(x)
+        source, target = (torch.ones(_COPIED, dtype=torch.uint8) for _ in range(2))  # they do not fit a cache
+        product, flops = _products(x, groups=1)
+        grouped, grouped_flops = _products(x, groups=_CHANNELS)
+        encode, encoded, decode, decoded = _masking(x)
+        weigh, weighed, fold, folded, check = _checks(x)
+        seconds = _seconds(
+            {
+                "product": product,
+                "grouped": grouped,
+                "copy": lambda: target.copy_(source),
+                "encode": encode,
+                "decode": decode,
+                "survey": lambda: _surveyed(x),
+                "rounding": lambda: words_of(Rounding(1, 2), x.shape),  # and a little: they are written
+                "weigh": weigh,
+                "fold": fold,
+                "check": check,
+                "call": _call(runtime),
+            }
+        )
+        one_weighed = max(0.0, seconds["weigh"] - seconds["check"]) / weighed
         return Rates(
-            product=_products(x, groups=1),
-            grouped=_products(x, groups=_CHANNELS),
-            copy=_copy(),
-            encode=encode,
-            decode=decode,
-            survey=_seconds(lambda: _surveyed(x)) / x.numel(),
-            rounding=_seconds(lambda: words_of(Rounding(1, 2), x.shape)) / x.numel(),  # and a little: they are written
-            weigh=weigh,
-            fold=fold,
-            check=check,
+            product=seconds["product"] / flops,
+            grouped=seconds["grouped"] / grouped_flops,
+            copy=seconds["copy"] / _COPIED,
+            encode=seconds["encode"] / encoded,
+            decode=seconds["decode"] / decoded,
+            survey=seconds["survey"] / x.numel(),
+            rounding=seconds["rounding"] / x.numel(),
+            weigh=one_weighed,
+            fold=max(0.0, seconds["fold"] - seconds["check"] - folded * one_weighed) / folded,
+            check=seconds["check"],
             message=_ECHOES * _echo(),
-            call=_call(),
+            call=seconds["call"],
         )
 
 
-def _copy() -> float:
-    """A byte between memories that were used before, and do not fit a cache."""
-    source, target = (torch.ones(_COPIED, dtype=torch.uint8) for _ in range(2))
-    return _seconds(lambda: target.copy_(source)) / _COPIED
-
-
-def _products(x: Tensor, *, groups: int) -> float:
-    """A flop of a convolution, there and back."""
+def _products(x: Tensor, *, groups: int) -> tuple[Run, int]:
+    """A convolution, there and back, and its flops."""
     w = torch.full((_CHANNELS, _CHANNELS // groups, 3, 3), 0.1)
     op = Conv.make((3, 3), padding=1, groups=groups)
 
@@ -95,48 +113,54 @@ def _products(x: Tensor, *, groups: int) -> float:
         op.grad_input(y, w, tuple(x.shape))
         op.grad_weight(x, y, tuple(w.shape))
 
-    return _seconds(passes) / (_PASSES * op.flops(tuple(x.shape), tuple(w.shape)))
+    return passes, _PASSES * op.flops(tuple(x.shape), tuple(w.shape))
 
 
-def _masking(x: Tensor) -> tuple[float, float]:
-    """A byte of an encode, its noise included, and of a decode."""
+def _masking(x: Tensor) -> tuple[Run, int, Run, int]:
+    """An encode, its noise included, and its bytes; a decode, and its bytes."""
     randomness = Randomness.from_operating_system()
     arithmetic = _SCHEME.arithmetic
     assert isinstance(arithmetic, Field)
     code, prime = draw_code(_SCHEME, randomness.fresh()), arithmetic.prime
 
-    def encoded() -> object:
+    def encode() -> object:
         stream = randomness.fresh()
         return field.encode_values(code.A, x, _EXPONENT, None, largest=_LARGEST, prime=prime, stream=stream)
+
+    def decode() -> object:
+        return field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH)
 
     shares = [torch.ones(_BATCH // _SCHEME.inputs, *x.shape[1:], dtype=torch.int32) for _ in range(_SCHEME.workers)]
     answers = {seat: shares[seat] for seat in code.A.base}
     share = shares[0].nbytes
     written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers - len(code.A.carriers)) * share
-    encode = _seconds(encoded) / written
-    decode = _seconds(lambda: field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH))
-    return encode, decode / (2 * x.nbytes + len(answers) * share)
+    return encode, written, decode, 2 * x.nbytes + len(answers) * share
 
 
-def _checks(x: Tensor) -> tuple[float, float, float]:
-    """A number that is weighed, a position of a group that is folded, a check of next to nothing."""
+def _checks(x: Tensor) -> tuple[Run, int, Run, int, Run]:
+    """A check and the numbers that it weighs, one and the positions of groups that it folds, one of next to nothing."""
     randomness = Randomness.from_operating_system()
     prime = Field().prime
-    small, one = Conv.make((3, 3)), torch.ones(1, 1, 3, 3, dtype=torch.int32)
+    small, ones = Conv.make((3, 3)), torch.ones(1, 1, 3, 3, dtype=torch.int32)
     nine = torch.full((1, 1, 1, 1), 9, dtype=torch.int32)
-    check = _seconds(lambda: verified_forward(small, nine, one, one, prime, randomness.fresh()))
     integers = x.round().to(torch.int32)
     # Weights of one: every channel of the result is the sum of all, which is exact and made in no time.
     op, w = Conv.make((1, 1)), torch.ones(_CHANNELS, _CHANNELS, 1, 1, dtype=torch.int32)
     y = integers.sum(1, keepdim=True, dtype=torch.int32).repeat(1, _CHANNELS, 1, 1)
-    seconds = _seconds(lambda: verified_forward(op, y, integers, w, prime, randomness.fresh()))
-    weigh = max(0.0, seconds - check) / (integers.numel() + y.numel())
+    depthwise, shape = Conv.make((3, 3), padding=1, groups=_CHANNELS), (_CHANNELS, 1, 3, 3)
+    gw = depthwise.grad_weight(integers.double(), integers.double(), shape).to(torch.int32)
 
-    depthwise, shape, delta = Conv.make((3, 3), padding=1, groups=_CHANNELS), (_CHANNELS, 1, 3, 3), integers
-    gw = depthwise.grad_weight(integers.double(), delta.double(), shape).to(torch.int32)
-    folding = _seconds(lambda: verified_grad_weight(depthwise, gw, integers, delta, shape, prime, randomness.fresh()))
-    folded = 2 * prod(x.shape)  # each number is a position of a group of its own
-    return weigh, max(0.0, folding - check - folded * weigh) / folded, check
+    def weigh() -> object:
+        return verified_forward(op, y, integers, w, prime, randomness.fresh())
+
+    def fold() -> object:
+        return verified_grad_weight(depthwise, gw, integers, integers, shape, prime, randomness.fresh())
+
+    def check() -> object:
+        return verified_forward(small, nine, ones, ones, prime, randomness.fresh())
+
+    # Each number is a position of a group of its own.
+    return weigh, integers.numel() + y.numel(), fold, 2 * prod(x.shape), check
 
 
 def _surveyed(x: Tensor) -> None:
@@ -167,21 +191,22 @@ def _echo() -> float:
     return best / _ECHO_COUNT
 
 
-def _call() -> float:
+def _call(runtime: Runtime) -> Run:
     """A layer call of next to nothing, in the enclave alone."""
-    x, w = torch.ones(2, 2), torch.ones(2, 2)
-    with Runtime(_SCHEME, None) as runtime:
-        layer = runtime.layer("")
-        return _seconds(lambda: runtime.forward(layer, Linear(), x, w, dtype=torch.float32, keep=True))
+    x, w, layer = torch.ones(2, 2), torch.ones(2, 2), runtime.layer("")
+    return lambda: runtime.forward(layer, Linear(), x, w, dtype=torch.float32, keep=True)
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """The best of a few, after one that is not counted; of fewer if it takes long."""
-    best, since = float("inf"), time.perf_counter()
-    for count in range(_TIMES + 1):
-        begun = time.thread_time()
+def _seconds(runs: Mapping[str, Run]) -> dict[str, float]:
+    """By name, the best of a few, which take turns after one that is not counted; of fewer if they take long."""
+    for run in runs.values():
         run()
-        best = min(best, time.thread_time() - begun) if count else best
-        if count and time.perf_counter() - since > _LONGEST:
+    best, since = dict.fromkeys(runs, float("inf")), time.perf_counter()
+    for _ in range(_TIMES):
+        for name, run in runs.items():
+            begun = time.thread_time()
+            run()
+            best[name] = min(best[name], time.thread_time() - begun)
+        if time.perf_counter() - since > _LONGEST:
             break
     return best
