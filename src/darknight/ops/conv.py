@@ -118,14 +118,14 @@ class Conv(BilinearOp):
         return _CONVOLUTIONS[self.axes](source, w, None, self.stride, own, self.dilation, self.groups)
 
     def grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
-        self._expect(tuple(delta.shape), x_shape, tuple(w.shape))
+        self.expect(delta, x_shape, tuple(w.shape))
         spatial, own = self._padded_outside(x_shape[2:])
         inner = delta.new_empty(1).expand(*x_shape[:2], *spatial)
         grad = self._backward(delta, inner, w, own, (True, False, False))[0]
         return grad if spatial == x_shape[2:] else self.padding.transpose(grad, x_shape[2:])
 
     def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
-        self._expect(tuple(delta.shape), tuple(x.shape), w_shape)
+        self.expect(delta, tuple(x.shape), w_shape)
         source, own = self._own_padding(x)
         return self._backward(delta, source, delta.new_empty(1).expand(w_shape), own, (False, True, False))[1]
 
@@ -368,11 +368,6 @@ class Conv(BilinearOp):
             delta, x, w, None, self.stride, own, self.dilation, False, zeros, self.groups, mask
         )
         return result
-
-    def _expect(self, delta_shape: Shape, x_shape: Shape, w_shape: Shape) -> None:
-        needed = self.output_shape(x_shape, w_shape)
-        if delta_shape != needed:
-            raise OpError(f"conv: gradient {delta_shape} does not belong to input {x_shape}; needs {needed}.")
 
 
 def _met_at_taps(vectors: Tensor, taps: int, size: int, met: Iterable[tuple[int, slice, slice]]) -> Tensor:

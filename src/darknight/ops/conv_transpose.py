@@ -101,11 +101,11 @@ class ConvTranspose(BilinearOp):
         return self.conv.grad_input(x, w, self.output_shape(tuple(x.shape), tuple(w.shape)))
 
     def grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
-        self._expect(tuple(delta.shape), x_shape, tuple(w.shape))
+        self.expect(delta, x_shape, tuple(w.shape))
         return self.conv.forward(delta, w)
 
     def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
-        self._expect(tuple(delta.shape), tuple(x.shape), w_shape)
+        self.expect(delta, tuple(x.shape), w_shape)
         return self.conv.grad_weight(delta, x, w_shape)
 
     def flops(self, x_shape: Shape, w_shape: Shape) -> int:
@@ -169,8 +169,3 @@ class ConvTranspose(BilinearOp):
     def fold_taps(self, x: Tensor, delta: Tensor, slide: Slide) -> tuple[Tensor, Tensor]:
         delta, x = self.conv.fold_taps(delta, x, slide)
         return x, delta
-
-    def _expect(self, delta_shape: Shape, x_shape: Shape, w_shape: Shape) -> None:
-        needed = self.output_shape(x_shape, w_shape)
-        if delta_shape != needed:
-            raise OpError(f"conv_transpose: gradient {delta_shape} does not belong to input {x_shape}; needs {needed}.")

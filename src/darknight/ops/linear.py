@@ -47,13 +47,11 @@ class Linear(BilinearOp):
         return x @ w.t()
 
     def grad_input(self, delta: Tensor, w: Tensor, x_shape: Shape) -> Tensor:
-        if tuple(delta.shape) != self.output_shape(x_shape, tuple(w.shape)):
-            raise OpError(f"linear: gradient {tuple(delta.shape)} does not belong to input {x_shape}.")
+        self.expect(delta, x_shape, tuple(w.shape))
         return delta @ w
 
     def grad_weight(self, x: Tensor, delta: Tensor, w_shape: Shape) -> Tensor:
-        if tuple(delta.shape) != self.output_shape(tuple(x.shape), w_shape):
-            raise OpError(f"linear: gradient {tuple(delta.shape)} does not belong to input {tuple(x.shape)}.")
+        self.expect(delta, tuple(x.shape), w_shape)
         return self.rows(delta).t() @ self.rows(x)
 
     def fan_in(self, w: Tensor, x_shape: Shape) -> float:

@@ -80,6 +80,14 @@ class BilinearOp(ABC):
     def output_shape(self, x_shape: Shape, w_shape: Shape) -> Shape:
         """The shape of y; raises OpError when x and w do not fit."""
 
+    def expect(self, delta: Tensor, x_shape: Shape, w_shape: Shape) -> None:
+        """Raises OpError if `delta` is no gradient of y."""
+        needed = self.output_shape(x_shape, w_shape)
+        if tuple(delta.shape) != needed:
+            raise OpError(
+                f"{self.name}: gradient {tuple(delta.shape)} does not belong to input {x_shape}; needs {needed}."
+            )
+
     @abstractmethod
     def forward(self, x: Tensor, w: Tensor) -> Tensor: ...
 

@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from darknight.errors import OpError, UsageError
+from darknight.errors import UsageError
 from darknight.ops import BilinearOp, Conv, Linear, either
 from darknight.ops.strategy import DOUBLES, STRATEGIES, Strategy, Work, round_up
 from darknight.types import Pass
@@ -82,7 +82,7 @@ class Choice:
         if prime is None:
             return either.grad_input(op, delta, w, x_shape, None)
         work = _work(op, Pass.GRAD_INPUT, x_shape, w, prime, largest)
-        _expect(work, delta)
+        op.expect(delta, work.x_shape, work.w_shape)
         return self._computed(work, delta, w)
 
     def grad_weight(
@@ -92,7 +92,7 @@ class Choice:
             return either.grad_weight(op, x, delta, w_shape, None)
         shape = tuple(x.shape)
         work = Work(op=op, kind=Pass.GRAD_WEIGHT, x_shape=shape, w_shape=w_shape, prime=prime, largest=0.0)
-        _expect(work, delta)
+        op.expect(delta, work.x_shape, work.w_shape)
         return self._computed(work, x, delta)
 
     # --- the measurement --------------------------------------------------------------------------------------------
@@ -200,11 +200,3 @@ def largest_of(w: Tensor) -> float:
         return 0.0
     low, high = torch.aminmax(w)
     return float(max(abs(int(low)), abs(int(high))))
-
-
-def _expect(work: Work, delta: Tensor) -> None:
-    if tuple(delta.shape) != work.y_shape:
-        raise OpError(
-            f"{work.op.name}: gradient {tuple(delta.shape)} does not belong to input {work.x_shape}; "
-            f"needs {work.y_shape}."
-        )

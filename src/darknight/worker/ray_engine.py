@@ -104,7 +104,7 @@ class RayEngine:
             return self._gathered("forward", [(op, part, w, weights.prime) for part in self._slices(x)])
 
     def grad_input(self, weights: Weights, op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...]) -> Tensor:
-        _expect(op, delta, x_shape, tuple(weights.tensor.shape))
+        op.expect(delta, x_shape, tuple(weights.tensor.shape))  # before it is cut: a slice might fit
         with self._in_words():
             w = self._put(weights)
             parts = self._slices(delta)
@@ -113,7 +113,7 @@ class RayEngine:
 
     def grad_weight(self, weights: Weights, op: BilinearOp, x: Tensor, delta: Tensor) -> Tensor:
         w_shape = tuple(weights.tensor.shape)
-        _expect(op, delta, tuple(x.shape), w_shape)
+        op.expect(delta, tuple(x.shape), w_shape)
         parts = zip(self._slices(x), self._slices(delta), strict=True)
         tasks = [(op, x_part, delta_part, w_shape, weights.prime) for x_part, delta_part in parts]
 
@@ -273,13 +273,6 @@ def _leave(ray: Any, owned: bool, folder: str | None) -> None:
     if folder is not None:
         end_processes_of(folder)  # Ray forgets its agents when the process dies that started them
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _expect(op: BilinearOp, delta: Tensor, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> None:
-    """The whole is checked before it is cut: a slice would fit where the whole does not."""
-    needed = op.output_shape(x_shape, w_shape)
-    if tuple(delta.shape) != needed:
-        raise OpError(f"{op.name}: gradient {tuple(delta.shape)} does not belong to input {x_shape}; needs {needed}.")
 
 
 def _knock(address: str) -> None:
