@@ -14,6 +14,7 @@ import darknight as dk
 from darknight.errors import EncodingError, OpError
 from darknight.integrity import real as checks
 from darknight.ops import BilinearOp, Conv, Linear
+from darknight.ops import linear as linear_op
 from darknight.randomness import Randomness
 from darknight.types import Pass
 from integrity.masked import Call
@@ -469,6 +470,19 @@ def test_what_cannot_be_compared_is_refused(kind: Pass, randomness: Randomness):
 def test_a_weight_gradient_has_no_reach():
     with pytest.raises(OpError, match="gradient_spread"):
         checks.Reach.of(Linear(), Pass.GRAD_WEIGHT, torch.ones(2, 3), (4, 3))
+
+
+def test_the_reach_of_large_weights_is_that_of_the_whole(monkeypatch):
+    """Block by block, whichever block has the largest row or column."""
+    w = torch.ones(5, 7)
+    for place in ((0, 0), (2, 3), (4, 6)):
+        large = w.index_put((torch.tensor(place[0]), torch.tensor(place[1])), torch.tensor(-9.0))
+        monkeypatch.setattr(linear_op, "BLOCK", 1 << 19)
+        whole = [checks.Reach.of(Linear(), kind, large, (3, 7)) for kind in (Pass.FORWARD, Pass.GRAD_INPUT)]
+        assert [(each.total, each.norm**2) for each in whole] == [(15, pytest.approx(87)), (13, pytest.approx(85))]
+        monkeypatch.setattr(linear_op, "BLOCK", 15)
+        assert len(Linear().output_blocks((5, 7))) == len(Linear().input_blocks((5, 7))) == 3
+        assert [checks.Reach.of(Linear(), kind, large, (3, 7)) for kind in (Pass.FORWARD, Pass.GRAD_INPUT)] == whole
 
 
 @some_schemes

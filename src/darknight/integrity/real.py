@@ -222,10 +222,14 @@ class Reach:
         """For one of the two passes that multiply by w."""
         if kind is Pass.GRAD_WEIGHT:
             raise OpError("a weight gradient meets no weights; use gradient_spread.")
-        weight = w.detach().to(torch.float64)
+        shape, forward = tuple(w.shape), kind is Pass.FORWARD
+        squares = total = 0.0
+        for block in op.output_blocks(shape) if forward else op.input_blocks(shape):
+            part = (w[block] if forward else w[:, block]).detach().to(torch.float64)
+            squares = max(squares, _fan(op, kind, part.square(), x_shape))
+            total = max(total, _fan(op, kind, part, x_shape))
         # Elements that padding copies are met several times, and their errors agree.
-        norm = math.sqrt(_fan(op, kind, weight.square(), x_shape) * op.copies(x_shape))
-        return cls(norm, _fan(op, kind, weight, x_shape), _terms(op, kind, tuple(w.shape), x_shape))
+        return cls(math.sqrt(squares * op.copies(x_shape)), total, _terms(op, kind, shape, x_shape))
 
 
 def _fan(op: BilinearOp, kind: Pass, w: Tensor, x_shape: Shape) -> float:
