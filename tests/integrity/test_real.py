@@ -14,7 +14,6 @@ import darknight as dk
 from darknight.errors import EncodingError, OpError
 from darknight.integrity import real as checks
 from darknight.ops import BilinearOp, Conv, Linear
-from darknight.ops import linear as linear_op
 from darknight.randomness import Randomness
 from darknight.types import Pass
 from integrity.masked import Call
@@ -472,17 +471,18 @@ def test_a_weight_gradient_has_no_reach():
         checks.Reach.of(Linear(), Pass.GRAD_WEIGHT, torch.ones(2, 3), (4, 3))
 
 
-def test_the_reach_of_large_weights_is_that_of_the_whole(monkeypatch):
-    """Block by block, whichever block has the largest row or column."""
-    w = torch.ones(5, 7)
-    for place in ((0, 0), (2, 3), (4, 6)):
-        large = w.index_put((torch.tensor(place[0]), torch.tensor(place[1])), torch.tensor(-9.0))
-        monkeypatch.setattr(linear_op, "BLOCK", 1 << 19)
-        whole = [checks.Reach.of(Linear(), kind, large, (3, 7)) for kind in (Pass.FORWARD, Pass.GRAD_INPUT)]
-        assert [(each.total, each.norm**2) for each in whole] == [(15, pytest.approx(87)), (13, pytest.approx(85))]
-        monkeypatch.setattr(linear_op, "BLOCK", 15)
-        assert len(Linear().output_blocks((5, 7))) == len(Linear().input_blocks((5, 7))) == 3
-        assert [checks.Reach.of(Linear(), kind, large, (3, 7)) for kind in (Pass.FORWARD, Pass.GRAD_INPUT)] == whole
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_the_reach_of_large_weights_is_that_of_the_whole(case: Case, monkeypatch):
+    """A few channels at a time, whichever of them has the weights that count."""
+    for seed in range(5):
+        _, w, _ = case.integers(bits=4, seed=seed)
+        for kind in (Pass.FORWARD, Pass.GRAD_INPUT):
+            whole = [case.op.fan_in, case.op.fan_out][kind is Pass.GRAD_INPUT]
+            for together in (1, 7, 1 << 16):
+                monkeypatch.setattr(checks, "_TOGETHER", together)
+                found = checks.Reach.of(case.op, kind, w, case.x_shape)
+                assert found.total == whole(w, case.x_shape)
+                assert found.norm == math.sqrt(whole(w.square(), case.x_shape) * case.op.copies(case.x_shape))
 
 
 @some_schemes

@@ -62,6 +62,7 @@ _FEW = 4  # input channels
 _ROUND = 2.0**-53
 _AGREEING = 4.0
 _TAIL = 8.0  # no norm of N Gaussians exceeds sqrt(N) + 8
+_TOGETHER = 1 << 16  # weights that are looked at: their squares stay in the cache
 
 
 @dataclass(frozen=True)
@@ -222,12 +223,13 @@ class Reach:
         """For one of the two passes that multiply by w."""
         if kind is Pass.GRAD_WEIGHT:
             raise OpError("a weight gradient meets no weights; use gradient_spread.")
-        shape, forward = tuple(w.shape), kind is Pass.FORWARD
+        shape, axis = tuple(w.shape), op.output_axis if kind is Pass.FORWARD else 1 - op.output_axis
         squares = total = 0.0
-        for block in op.output_blocks(shape) if forward else op.input_blocks(shape):
-            part = (w[block] if forward else w[:, block]).detach().to(torch.float64)
-            squares = max(squares, _fan(op, kind, part.square(), x_shape))
-            total = max(total, _fan(op, kind, part, x_shape))
+        step = max(1, _TOGETHER * shape[axis] // max(1, w.numel()))
+        for some in torch.split(w.detach(), step, axis):
+            weights = some.to(torch.float64)
+            squares = max(squares, _fan(op, kind, weights.square(), x_shape))
+            total = max(total, _fan(op, kind, weights, x_shape))
         # Elements that padding copies are met several times, and their errors agree.
         return cls(math.sqrt(squares * op.copies(x_shape)), total, _terms(op, kind, shape, x_shape))
 
