@@ -190,3 +190,26 @@ def test_a_decoder_needs_enough_answers_that_determine_the_inputs():
     twice = Mixing(((1,), (1,), (0,)), ((1,), (1,), (1,)), (0, 2))
     with pytest.raises(SchemeError, match="do not determine"):
         decoder(twice, PRIME_28, [0, 1])
+
+
+# --- over the rationals -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_rational_inverse_is_exact(size: int):
+    """Floats with 53 bits, and matrices with many zeros, of which some are singular: their pivots lie anywhere."""
+    generator = torch.Generator().manual_seed(size)
+    singular = 0
+    for sparse in (False, True):
+        for _ in range(40):
+            drawn = torch.randn(size, size, generator=generator, dtype=torch.float64)
+            kept = torch.rand(size, size, generator=generator) < (0.5 if sparse else 1.0)
+            matrix = [[Fraction(value) for value in row] for row in (drawn * kept).tolist()]
+            found = inverse(matrix, None)
+            if found is None:
+                singular += 1
+                assert sparse
+                assert torch.linalg.matrix_rank(drawn * kept) < size
+                continue
+            for i, row in enumerate(matrix):
+                products = [sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*found, strict=True)]
+                assert products == [int(i == j) for j in range(size)]
+    assert singular

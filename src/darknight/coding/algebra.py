@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations, islice
+from math import lcm
 from typing import overload
 
 import torch
@@ -27,23 +28,61 @@ def inverse(matrix: Sequence[Sequence[Number]], prime: None) -> Matrix | None: .
 
 def inverse(matrix: Sequence[Sequence[Number]], prime: int | None) -> Matrix | None:
     """The inverse over F_p, or over the rationals when prime is None; None for a singular matrix."""
+    return _rational_inverse(matrix) if prime is None else _inverse_modulo(matrix, prime)
+
+
+def _inverse_modulo(matrix: Sequence[Sequence[Number]], prime: int) -> IntMatrix | None:
     size = len(matrix)
-    work = [
-        [_element(value, prime) for value in row] + [_element(int(i == j), prime) for j in range(size)]
-        for i, row in enumerate(matrix)
-    ]
+    work = [[int(value) % prime for value in row] + [int(i == j) for j in range(size)] for i, row in enumerate(matrix)]
     for column in range(size):
-        pivot = next((i for i in range(column, size) if work[i][column]), None)
-        if pivot is None:
+        if not _with_pivot(work, column):
             return None
-        work[column], work[pivot] = work[pivot], work[column]
-        factor = pow(int(work[column][column]), -1, prime) if prime else 1 / Fraction(work[column][column])
-        work[column] = [_element(value * factor, prime) for value in work[column]]
+        factor = pow(work[column][column], -1, prime)
+        work[column] = [value * factor % prime for value in work[column]]
         for i in range(size):
             if i != column and work[i][column]:
                 scale = work[i][column]
-                work[i] = [_element(x - scale * y, prime) for x, y in zip(work[i], work[column], strict=True)]
+                work[i] = [(x - scale * y) % prime for x, y in zip(work[i], work[column], strict=True)]
     return tuple(tuple(row[size:]) for row in work)
+
+
+def _rational_inverse(matrix: Sequence[Sequence[Number]]) -> Matrix | None:
+    """By whole numbers, all of whose divisions leave no rest (Bareiss): fractions would be reduced after every step."""
+    rows, scale = whole(matrix)
+    size = len(rows)
+    work = [row + [int(i == j) for j in range(size)] for i, row in enumerate(rows)]
+    before = 1
+    for column in range(size):
+        if not _with_pivot(work, column):
+            return None
+        pivot, chosen = work[column][column], work[column]
+        for i in range(size):
+            if i != column:
+                lead = work[i][column]
+                work[i] = [(x * pivot - lead * y) // before for x, y in zip(work[i], chosen, strict=True)]
+        before = pivot
+    # What is left of the rows is the unit matrix times `before`, which is their determinant but for its sign.
+    return tuple(tuple(Fraction(value * scale, before) for value in row[size:]) for row in work)
+
+
+def whole(matrix: Sequence[Sequence[Number | float]]) -> tuple[list[list[int]], int]:
+    """Whole numbers, and how many times the matrix they are.
+
+    >>> whole([[0.5, 3], [Fraction(1, 3), -1.25]])
+    ([[6, 36], [4, -15]], 12)
+    """
+    ratios = [[value.as_integer_ratio() for value in row] for row in matrix]
+    scale = lcm(*(bottom for row in ratios for _, bottom in row))
+    return [[top * (scale // bottom) for top, bottom in row] for row in ratios], scale
+
+
+def _with_pivot(work: list[list[int]], column: int) -> bool:
+    """Brings a row to its place in which this column is not zero, if there is one."""
+    place = next((i for i in range(column, len(work)) if work[i][column]), None)
+    if place is None:
+        return False
+    work[column], work[place] = work[place], work[column]
+    return True
 
 
 def multiply(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], prime: int) -> IntMatrix:
@@ -84,10 +123,6 @@ def parity_check(matrix: Sequence[Sequence[int]], base: Sequence[int], prime: in
     for place, worker in enumerate(others):
         result[worker] = tuple(int(place == column) for column in range(len(others)))
     return tuple(result)
-
-
-def _element(value: Number, prime: int | None) -> Number:
-    return value % prime if prime else value
 
 
 def _invertible(batch: Tensor, prime: int) -> Tensor:

@@ -40,15 +40,15 @@ The factor 4: an error that agrees between elements, weighed with u and v, has t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from darknight.coding import Code, Mixing, decoder
+from darknight.coding.algebra import whole
 from darknight.coding.real import Grid
 from darknight.errors import EncodingError, IntegrityError, OpError
 from darknight.kernels import real as kernels
@@ -262,18 +262,22 @@ def decoded_spread(reach: Reach, sent: Sent, available: Collection[int] | None =
     workers, matrix = decoder(sent.mixing, None, available)
     answers = answer_spreads(reach, sent)
     sources = [sent.source(place) for place in range(sent.mixing.inputs + sent.mixing.colluders)]
+    rounded = [[float(value) for value in row] for row in matrix]
+    (L, one), (A, other) = whole(rounded), whole([sent.mixing.rows[j] for j in workers])
     worst = 0.0
-    for wanted, row in enumerate(matrix):
-        used = [float(value) for value in row]
-        spread = math.hypot(*(value * answers[worker] for value, worker in zip(used, workers, strict=True)))
-        for place, size in enumerate(sources):
-            met = sum(
-                Fraction(value) * Fraction(sent.mixing.rows[j][place]) for value, j in zip(used, workers, strict=True)
-            )
-            left = abs(float(met - (place == wanted)))
+    for wanted, (row, exact) in enumerate(zip(rounded, L, strict=True)):
+        spread = math.hypot(*(value * answers[worker] for value, worker in zip(row, workers, strict=True)))
+        for place, (size, column) in enumerate(zip(sources, zip(*A, strict=True), strict=True)):
+            left = _off(exact, column, place == wanted, one * other)
             spread += left * (size.white * reach.norm + _AGREEING * size.largest * reach.total)
         worst = max(worst, spread)
     return worst
+
+
+def _off(left: Sequence[int], right: Sequence[int], wanted: bool, scale: int) -> float:
+    """How far <left, right> / scale is from `wanted`, rounded once."""
+    found = sum(x * y for x, y in zip(left, right, strict=True))
+    return abs(found - wanted * scale) / scale
 
 
 def equation_spreads(
@@ -308,10 +312,10 @@ def gradient_spread(op: BilinearOp, code: Code, x: Sent, delta: Sent, x_shape: S
     """The standard deviation of the error of what coding.real.decode_gradient gives; arguments as equation_spreads."""
     spread = math.hypot(*equation_spreads(op, code, x, delta, x_shape, y_shape).values())
     products = _products(op, x_shape, y_shape)
-    for i in range(code.B.inputs + code.B.colluders):
-        for k in range(code.A.inputs + code.A.colluders):
-            met = sum(Fraction(code.B.rows[j][i]) * Fraction(code.A.rows[j][k]) for j in code.grad_rows)
-            left = abs(float(met - (i == k and i < code.A.inputs)))
+    (B, one), (A, other) = (whole([mixing.rows[j] for j in code.grad_rows]) for mixing in (code.B, code.A))
+    for i, gradients in enumerate(zip(*B, strict=True)):
+        for k, inputs in enumerate(zip(*A, strict=True)):
+            left = _off(gradients, inputs, i == k and i < code.A.inputs, one * other)
             if left:
                 sizes = x.source(k), delta.source(i)
                 steady = _AGREEING * products * sizes[0].rms * sizes[1].rms
