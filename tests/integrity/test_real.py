@@ -466,6 +466,18 @@ def test_what_cannot_be_compared_is_refused(kind: Pass, randomness: Randomness):
             call.verified(kind, wrong)
 
 
+def test_weights_that_are_not_numbers_have_no_reach(monkeypatch):
+    """Else a tolerance would leave them out: wherever they are, nothing can be compared with it."""
+    monkeypatch.setattr(checks, "_TOGETHER", 3)
+    for place in range(4):
+        w = torch.ones(4, 3)
+        w[place] = math.nan
+        for kind in (Pass.FORWARD, Pass.GRAD_INPUT):
+            found = checks.Reach.of(Linear(), kind, w, (2, 3))
+            assert math.isnan(found.norm)
+            assert math.isnan(found.total)
+
+
 def test_a_weight_gradient_has_no_reach():
     with pytest.raises(OpError, match="gradient_spread"):
         checks.Reach.of(Linear(), Pass.GRAD_WEIGHT, torch.ones(2, 3), (4, 3))

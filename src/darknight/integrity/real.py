@@ -224,12 +224,12 @@ class Reach:
         if kind is Pass.GRAD_WEIGHT:
             raise OpError("a weight gradient meets no weights; use gradient_spread.")
         shape, axis = tuple(w.shape), op.output_axis if kind is Pass.FORWARD else 1 - op.output_axis
-        squares = total = 0.0
         step = max(1, _TOGETHER * shape[axis] // max(1, w.numel()))
+        found = []
         for some in torch.split(w.detach(), step, axis):
             weights = some.to(torch.float64)
-            squares = max(squares, _fan(op, kind, weights.square(), x_shape))
-            total = max(total, _fan(op, kind, weights, x_shape))
+            found.append((_fan(op, kind, weights.square(), x_shape), _fan(op, kind, weights, x_shape)))
+        squares, total = torch.tensor(found, dtype=torch.float64).amax(0).tolist()  # NaN if one of them is
         # Elements that padding copies are met several times, and their errors agree.
         return cls(math.sqrt(squares * op.copies(x_shape)), total, _terms(op, kind, shape, x_shape))
 
