@@ -489,7 +489,7 @@ def test_the_reach_of_large_weights_is_that_of_the_whole(case: Case, monkeypatch
     for seed in range(5):
         _, w, _ = case.integers(bits=4, seed=seed)
         for kind in (Pass.FORWARD, Pass.GRAD_INPUT):
-            whole = [case.op.fan_in, case.op.fan_out][kind is Pass.GRAD_INPUT]
+            whole = case.op.fan_in if kind is Pass.FORWARD else case.op.fan_out
             for together in (1, 7, 1 << 16):
                 monkeypatch.setattr(checks, "_TOGETHER", together)
                 found = checks.Reach.of(case.op, kind, w, case.x_shape)

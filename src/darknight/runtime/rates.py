@@ -4,7 +4,7 @@ Each rate is the best of a few runs of the function that a layer call uses, on o
 processor, over tensors of a megabyte or more. The runs take turns: a tenth of a second in which the machine had other
 things to do (a process that ends, a kernel that looks for large pages) must not decide where layers go. Only messages
 are not measured as they are, because that takes a worker: an echo between two threads is measured, and a message is so
-many of them (docs/adr/0018).
+many of them, measured in one go (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def sharing_of(scheme: Scheme) -> Sharing:
 
 
 Run = Callable[[], object]
+Runs = dict[str, tuple[Run, int]]  # by rate, with how many bytes, numbers or flops it is for
 
 
 @functools.cache
@@ -67,40 +68,23 @@ def measured_rates() -> Rates:
     with one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False), Runtime(_SCHEME, None) as runtime:
         x = torch.linspace(-7, 7, _BATCH * _CHANNELS * _SIDE * _SIDE).view(_BATCH, _CHANNELS, _SIDE, _SIDE)
         source, target = (torch.ones(_COPIED, dtype=torch.uint8) for _ in range(2))  # they do not fit a cache
-        product, flops = _products(x, groups=1)
-        grouped, grouped_flops = _products(x, groups=_CHANNELS)
-        encode, encoded, decode, decoded = _masking(x)
-        weigh, weighed, fold, folded, check = _checks(x)
-        seconds = _seconds(
-            {
-                "product": product,
-                "grouped": grouped,
-                "copy": lambda: target.copy_(source),
-                "encode": encode,
-                "decode": decode,
-                "survey": lambda: _surveyed(x),
-                "rounding": lambda: words_of(Rounding(1, 2), x.shape),  # and a little: they are written
-                "weigh": weigh,
-                "fold": fold,
-                "check": check,
-                "call": _call(runtime),
-            }
-        )
-        one_weighed = max(0.0, seconds["weigh"] - seconds["check"]) / weighed
-        return Rates(
-            product=seconds["product"] / flops,
-            grouped=seconds["grouped"] / grouped_flops,
-            copy=seconds["copy"] / _COPIED,
-            encode=seconds["encode"] / encoded,
-            decode=seconds["decode"] / decoded,
-            survey=seconds["survey"] / x.numel(),
-            rounding=seconds["rounding"] / x.numel(),
-            weigh=one_weighed,
-            fold=max(0.0, seconds["fold"] - seconds["check"] - folded * one_weighed) / folded,
-            check=seconds["check"],
-            message=_ECHOES * _echo(),
-            call=seconds["call"],
-        )
+        runs: Runs = {
+            "product": _products(x, groups=1),
+            "grouped": _products(x, groups=_CHANNELS),
+            "copy": (lambda: target.copy_(source), _COPIED),
+            **_masking(x),
+            "survey": (lambda: _surveyed(x), x.numel()),
+            "rounding": (lambda: words_of(Rounding(1, 2), x.shape), x.numel()),  # and a little: they are written
+            **_checks(x),
+            "call": (_call(runtime), 1),
+        }
+        seconds = _seconds({name: run for name, (run, _) in runs.items()})
+        rates = {name: seconds[name] / count for name, (_, count) in runs.items()}
+        # A check takes something whatever it checks, and one that folds weighs too.
+        count = runs["fold"][1]
+        rates["weigh"] = max(0.0, seconds["weigh"] - seconds["check"]) / runs["weigh"][1]
+        rates["fold"] = max(0.0, seconds["fold"] - seconds["check"] - count * rates["weigh"]) / count
+        return Rates(**rates, message=_ECHOES * _echo())
 
 
 def _products(x: Tensor, *, groups: int) -> tuple[Run, int]:
@@ -116,8 +100,8 @@ def _products(x: Tensor, *, groups: int) -> tuple[Run, int]:
     return passes, _PASSES * op.flops(tuple(x.shape), tuple(w.shape))
 
 
-def _masking(x: Tensor) -> tuple[Run, int, Run, int]:
-    """An encode, its noise included, and its bytes; a decode, and its bytes."""
+def _masking(x: Tensor) -> Runs:
+    """An encode, its noise included, and a decode, with their bytes."""
     randomness = Randomness.from_operating_system()
     arithmetic = _SCHEME.arithmetic
     assert isinstance(arithmetic, Field)
@@ -134,11 +118,11 @@ def _masking(x: Tensor) -> tuple[Run, int, Run, int]:
     answers = {seat: shares[seat] for seat in code.A.base}
     share = shares[0].nbytes
     written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers - len(code.A.carriers)) * share
-    return encode, written, decode, 2 * x.nbytes + len(answers) * share
+    return {"encode": (encode, written), "decode": (decode, 2 * x.nbytes + len(answers) * share)}
 
 
-def _checks(x: Tensor) -> tuple[Run, int, Run, int, Run]:
-    """A check and the numbers that it weighs, one and the positions of groups that it folds, one of next to nothing."""
+def _checks(x: Tensor) -> Runs:
+    """A check with the numbers that it weighs, one with the positions of groups that it folds, one of nearly none."""
     randomness = Randomness.from_operating_system()
     prime = Field().prime
     small, ones = Conv.make((3, 3)), torch.ones(1, 1, 3, 3, dtype=torch.int32)
@@ -160,7 +144,7 @@ def _checks(x: Tensor) -> tuple[Run, int, Run, int, Run]:
         return verified_forward(small, nine, ones, ones, prime, randomness.fresh())
 
     # Each number is a position of a group of its own.
-    return weigh, integers.numel() + y.numel(), fold, 2 * prod(x.shape), check
+    return {"weigh": (weigh, integers.numel() + y.numel()), "fold": (fold, 2 * prod(x.shape)), "check": (check, 1)}
 
 
 def _surveyed(x: Tensor) -> None:
