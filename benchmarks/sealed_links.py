@@ -3,7 +3,8 @@
 A share of `MIB` goes to one worker and an answer as large comes back. In seconds of this process's processor, one
 thread for what is arithmetic:
 
-- grpc: gRPC with mutual TLS to a real worker process, as links are;
+- pipe: a sealed pipe to a real worker process, as links are;
+- grpc: gRPC with mutual TLS to another, as links are where no pipe can be had;
 - gcm: AES-256-GCM over the same bytes in both directions and nothing else, the least that any encrypted link costs;
 - pad: a keystream of AES-256-CTR for this worker, added modulo p while the share is made, and subtracted while the
   answer is decoded: the difference to the same passes without it, plus the keystream.
@@ -72,6 +73,7 @@ def main() -> None:
     least = transports.own_shared_memory
     for name, seconds in (
         ("shared memory", least),
+        ("sealed pipe", transports.own_pipe),
         ("grpc, mutual TLS", transports.own_grpc_tls),
         ("gcm alone", sealing),
         ("pad, beside a copy", padding + least),

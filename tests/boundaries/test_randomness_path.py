@@ -30,8 +30,8 @@ METHODS = {
 
 MODULES = {"random", "uuid", "numpy.random", "torch.nn.init"}
 SYSTEM = {"secrets", "os.urandom", "os.getrandom", "ssl.RAND_bytes"}  # for randomness/ only
-# May call secrets: what proves who is at a door, and keys that are agreed with an enclave, mask nothing.
-TOKENS = {"darknight.wire.handshake", "darknight.trust.fresh"}
+# May call secrets: what proves who is at a door, and keys that are agreed with an enclave or a worker, mask nothing.
+TOKENS = {"darknight.wire.handshake", "darknight.wire.pipe", "darknight.trust.fresh"}
 STARS = {"torch.*", "torch.nn.*", "torch.nn.functional.*", "numpy.*", "os.*"}
 
 

@@ -179,7 +179,7 @@ def test_bench_of_a_file_measures_each_worker(here, site):
     table = here("fleet", "bench", path, "--size", "64KiB", "--times", "1")
     assert table.returncode == 0
     assert "64.0 KiB there and back" in table.stdout
-    assert table.stdout.count("gRPC, TLS") == 3
+    assert table.stdout.count("sealed pipe") == 3
 
 
 def test_bench_of_this_machine_compares_both_transports(here):
@@ -187,7 +187,7 @@ def test_bench_of_this_machine_compares_both_transports(here):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     seconds = found["seconds"]
-    assert seconds.keys() == {"copy", "shared_memory", "tls_socket", "grpc_tls"}
+    assert seconds.keys() == {"copy", "shared_memory", "tls_socket", "pipe", "grpc_tls"}
     assert all(value > 0 for value in seconds.values())
     assert found["ratios"]["shared_memory"] == pytest.approx(seconds["shared_memory"] / seconds["copy"])
     assert found["ratios"]["grpc_tls"] == pytest.approx(seconds["grpc_tls"] / seconds["tls_socket"])
@@ -199,6 +199,7 @@ def test_transports_cost_at_most_twice_the_least_possible(here):
     assert found["size_bytes"] == 64 << 20
     assert found["ratios"]["shared_memory"] < 2
     assert found["ratios"]["grpc_tls"] < 2
+    assert found["ratios"]["pipe"] < 1
 
 
 # --- train ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Somebody on the way between the enclave and its workers records every byte of a training, and sees only TLS 1.3.
+"""Somebody on the way between the enclave and its workers records every byte of a training, and sees noise.
 
-A proxy stands where the fleet file says that the workers are. What it recorded is taken apart as TLS, and searched for
-everything that was said. The same is done with the same messages sent without TLS, where everything must be found.
+A proxy stands where the fleet file says that the workers are, and others where they wait with their pipes. What they
+recorded is taken apart as TLS 1.3 and as sealed records, and searched for everything that was said. The same is done
+with the same messages sent in the clear, where everything must be found.
 """
 
 import socket
@@ -26,7 +27,8 @@ from darknight.fleet import connect
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.types import ForwardTask, Weights
-from darknight.wire import codec, handshake
+from darknight.wire import codec, handshake, pipe
+from darknight.wire.doors import TOKEN
 from darknight.wire.grpc_link import GrpcLink
 from darknight.wire.identity import CERTIFICATE_FILE, WORKER
 from darknight.wire.readers import raw
@@ -51,6 +53,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Conversation:
     """All bytes of one connection, from the enclave (`up`) and to it."""
 
+    pipe: bool = False
     up: bytearray = field(default_factory=bytearray)
     down: bytearray = field(default_factory=bytearray)
 
@@ -58,7 +61,8 @@ class Conversation:
 class Tap:
     """Listens on a port of its own, passes everything on to `target` and back, and keeps a copy."""
 
-    def __init__(self, target):
+    def __init__(self, target, *, pipe=False):
+        self._pipe = pipe
         host, port = target.rsplit(":", 1)
         self._target = host, int(port)
         self.conversations = []
@@ -77,7 +81,7 @@ class Tap:
                 enclave = self._sockets[0].accept()[0]
                 worker = socket.create_connection(self._target)
                 self._sockets += [enclave, worker]
-                self.conversations.append(Conversation())
+                self.conversations.append(Conversation(self._pipe))
                 self._run(_pass_on, enclave, worker, self.conversations[-1].up)
                 self._run(_pass_on, worker, enclave, self.conversations[-1].down)
 
@@ -147,9 +151,25 @@ def server_name():
     return struct.pack(">HBH", len(name) + 3, 0, len(name)) + name
 
 
-def content_of(stream):
-    """The encrypted part: what the application said, as it went over the wire."""
-    return b"".join(payload for kind, payload in tls_records(stream) if kind == APPLICATION)
+def pipe_records(stream):
+    """What is behind the word with which it begins: the sealed frames, whole."""
+    found, place = [], TOKEN
+    while place < len(stream):
+        (length,) = struct.unpack(">I", stream[place : place + 4])
+        assert 16 < length <= codec.CHUNK + 16, f"byte {place}: a record of {length} bytes"
+        found.append(bytes(stream[place + 4 : place + 4 + length]))
+        assert len(found[-1]) == length, "the last record is cut"
+        place += 4 + length
+    return found
+
+
+def contents_of(conversation):
+    """The encrypted part in each direction: what was said, as it went over the wire."""
+    for stream in (conversation.up, conversation.down):
+        if conversation.pipe:
+            yield b"".join(pipe_records(stream))
+        else:
+            yield b"".join(payload for kind, payload in tls_records(stream) if kind == APPLICATION)
 
 
 # --- searching --------------------------------------------------------------------------------------------------------
@@ -222,6 +242,13 @@ def site(tmp_path_factory):
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(GrpcLink, "post", spy_post)
         patch.setattr(GrpcLink, "ask", spy_ask)
+        dial = pipe.dial
+
+        def dial_a_tap(host, port, *arguments):
+            taps.append(stack.enter_context(Tap(f"{host}:{port}", pipe=True)))
+            return dial(host, int(taps[-1].address.rsplit(":", 1)[1]), *arguments)
+
+        patch.setattr(pipe, "dial", dial_a_tap)
         for _ in range(TIMES):
             with connect(folder / "fleet.toml", patience=60) as fleet:
                 train(fleet, images)
@@ -234,8 +261,11 @@ def site(tmp_path_factory):
     seeds = [message.seed for message in messages if not isinstance(message, Weights) and message.seed is not None]
     sent = [message.tensor for message in messages if isinstance(message, Weights) or message.seed is None]
     tensors = sent + [t for answer in answers for t in answer.tensors.values()]
+    conversations = [conversation for tap in taps for conversation in tap.conversations]
     return SimpleNamespace(
-        conversations=[conversation for tap in taps for conversation in tap.conversations],
+        conversations=conversations,
+        streams=[conversation for conversation in conversations if not conversation.pipe],
+        pipes=[conversation for conversation in conversations if conversation.pipe],
         messages=messages,
         answers=answers,
         certificates=certificates,
@@ -276,7 +306,7 @@ def _windows_of_certificates(certificates):
 
 @pytest.fixture(scope="module")
 def in_the_clear(site):
-    """The same messages, twice, through the same tap, as frames without TLS; and images, as if nothing was masked."""
+    """The same messages, twice, through the same tap, as frames in the clear; and images, as if nothing was masked."""
     frames = [handshake.welcome({"operator": operator, "device": "cpu", "memory": 0}, None) for operator in OPERATORS]
     frames += site.certificates
     for message in site.messages:
@@ -306,11 +336,12 @@ def _answering_nothing(enclave, worker, content):
 
 
 # --- the tests --------------------------------------------------------------------------------------------------------
-def test_every_byte_is_tls_1_3(site, capsys):
-    """One hello in each direction, then nothing but encrypted records, and all traffic went through the tap."""
-    assert len(site.conversations) == TIMES * len(OPERATORS)
+def test_every_byte_is_tls_1_3_or_sealed(site, capsys):
+    """One hello in each direction, or one word, then nothing but encrypted records; and all went through the taps."""
+    streams, pipes = site.streams, site.pipes
+    assert len(streams) == len(pipes) == TIMES * len(OPERATORS)
     kinds, total = Counter(), 0
-    for conversation in site.conversations:
+    for conversation in streams:
         for stream in (conversation.up, conversation.down):
             found = [kind for kind, _ in tls_records(stream)]
             kinds.update(found)
@@ -318,12 +349,16 @@ def test_every_byte_is_tls_1_3(site, capsys):
             assert found[0] == HANDSHAKE
             assert rest
             assert set(rest) == {APPLICATION}, "something that is not encrypted after the hello"
-            total += len(content_of(stream))
         server = hello_of(tls_records(conversation.down)[0])
         assert server.extensions.get(SUPPORTED_VERSIONS) == TLS13, "not TLS 1.3"
+    for conversation in pipes:
+        total += sum(len(content) for content in contents_of(conversation))
+        kinds["sealed"] += len(pipe_records(conversation.up)) + len(pipe_records(conversation.down))
+    words = [bytes(stream[:TOKEN]) for talk in pipes for stream in (talk.up, talk.down)]
+    assert len(set(words)) == len(words)
     with capsys.disabled():
         print(f"\nwire: {total / 1e6:.2f} MB in {sum(kinds.values())} records {dict(kinds)}", end="")
-    assert total > site.nbytes, "less than was sent: the tap missed something"
+    assert total > site.nbytes, "less than was sent: the taps missed something"
 
 
 def test_nothing_that_was_said_is_on_the_wire(site, capsys):
@@ -334,26 +369,26 @@ def test_nothing_that_was_said_is_on_the_wire(site, capsys):
         sizes = ", ".join(f"{len(material)} windows of {name}" for name, material in site.material.items())
         print(f"\nwire: {sum(found.values())} finds of {len(site.words)} words and {sizes}", end="")
     assert not [name for name, count in found.items() if count]
-    for conversation in site.conversations:
+    for conversation in site.streams:
         assert hello_of(tls_records(conversation.up)[0]).extensions[SERVER_NAME] == server_name()
 
 
-def test_everything_is_found_without_tls(site, in_the_clear, capsys):
+def test_everything_is_found_in_the_clear(site, in_the_clear, capsys):
     found = search(in_the_clear[0], site)
     with capsys.disabled():
-        print(f"\nwithout TLS: {sum(found.values())} finds", end="")
+        print(f"\nin the clear: {sum(found.values())} finds", end="")
     assert not [name for name, count in found.items() if not count]
     for name, material in site.material.items():
         assert found[name] == len(material), f"only a part of the {name}"
-    with pytest.raises(AssertionError, match="a record of"):
-        tls_records(in_the_clear[0])
+    for records in (tls_records, pipe_records):
+        with pytest.raises(AssertionError, match="a record of"):
+            records(in_the_clear[0])
 
 
 def test_the_content_looks_like_noise(site, in_the_clear, capsys):
     figures = []
-    for conversation in site.conversations:
-        for stream in (conversation.up, conversation.down):
-            content = content_of(stream)
+    for conversation in site.pipes:
+        for content in contents_of(conversation):
             assert len(content) > 50_000, "too little to judge"
             figures.append(evenness(content))
     ratio, deviations = min(r for r, _ in figures), max(d for _, d in figures)
@@ -361,7 +396,7 @@ def test_the_content_looks_like_noise(site, in_the_clear, capsys):
     with capsys.disabled():
         print(
             f"\nwire: compresses to {ratio:.4f}, byte values {deviations:.1f} deviations from equal; "
-            f"without TLS {plain_ratio:.4f}, {plain_deviations:.0f}",
+            f"in the clear {plain_ratio:.4f}, {plain_deviations:.0f}",
             end="",
         )
     assert ratio > 0.999
@@ -372,13 +407,13 @@ def test_the_content_looks_like_noise(site, in_the_clear, capsys):
 
 def test_links_have_keys_of_their_own(site, in_the_clear, capsys):
     """Also a second connection of the same enclave to the same worker. Weights went to all, in different bytes."""
-    hellos = [hello_of(tls_records(stream)[0]) for talk in site.conversations for stream in (talk.up, talk.down)]
+    hellos = [hello_of(tls_records(stream)[0]) for talk in site.streams for stream in (talk.up, talk.down)]
     assert len({hello.random for hello in hellos}) == len(hellos)
     assert len({hello.extensions[KEY_SHARE] for hello in hellos}) == len(hellos)
-    contents = [windows(content_of(talk.up)) for talk in site.conversations]
+    contents = [windows(next(contents_of(talk))) for talk in site.conversations]
     shared = max(in_common(left, right) for left, right in combinations(contents, 2))
     without = in_common(*map(windows, in_the_clear))
     with capsys.disabled():
-        print(f"\nwire: windows that two links have in common: {shared}; without TLS {without}", end="")
+        print(f"\nwire: windows that two links have in common: {shared}; in the clear {without}", end="")
     assert shared == 0
     assert without > 100_000

@@ -98,7 +98,9 @@ def test_the_image_starts_with_settings_that_the_worker_knows(flags):
     example = re.search(r"darknight-worker (--operator .*)", DOCKERFILE.read_text())
     options = parsed(shlex.split(example[1]), ours)
     metrics = options.metrics[1]
-    assert values("EXPOSE") == [f"{options.listen.rpartition(':')[2]} {metrics}"]
+    link = options.listen.rpartition(":")[2]
+    assert values("EXPOSE") == [f"{link} {options.pipe_port} {metrics}"]
+    assert f"--publish {link}-{options.pipe_port}:{link}-{options.pipe_port}" in DOCKERFILE.read_text()
     assert f"http://127.0.0.1:{metrics}/healthz" in values("HEALTHCHECK")[0]
     assert options.state.is_relative_to(values("VOLUME")[0])
     assert f"--home-dir {values('VOLUME')[0]}" in values("RUN")[-1]  # so that it is the worker's to write
@@ -160,17 +162,21 @@ def test_probes_service_and_policy_lead_to_the_workers_ports(manifest):
     (worker,) = manifest["Deployment"]["spec"]["template"]["spec"]["containers"]
     options = parsed(worker["args"])
     ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
-    assert ports == {"link": int(options.listen.rpartition(":")[2]), "metrics": options.metrics[1]}
+    assert ports == {
+        "link": int(options.listen.rpartition(":")[2]),
+        "pipe": options.pipe_port,
+        "metrics": options.metrics[1],
+    }
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert worker[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     labels = manifest["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert manifest["Service"]["spec"]["selector"] == labels
-    assert [port["targetPort"] for port in manifest["Service"]["spec"]["ports"]] == ["link"]
+    assert [port["targetPort"] for port in manifest["Service"]["spec"]["ports"]] == ["link", "pipe"]
     policy = manifest["NetworkPolicy"]["spec"]
     assert policy["podSelector"]["matchLabels"] == labels
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["egress"] == []  # calls nobody
-    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["link", "metrics"]
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == ["link", "pipe", "metrics"]
     assert all(rule["from"] for rule in policy["ingress"])  # an empty list would be everybody
 
 

@@ -161,7 +161,7 @@ def test_with_shared_memory_nothing_but_the_greeting_goes_through_the_network(mo
     monkeypatch.setattr(GrpcSeat, "frames", watched(frames))
     monkeypatch.setattr(grpc_link.Outbox, "frames", watched(sent))
     counts = []
-    for options in ({"shared_memory": DOOR}, {}):
+    for options in ({"shared_memory": DOOR}, {"pipe_port": None}):
         with bench(**options) as made:
             link = made.connect()
             link.post(weights())

@@ -11,7 +11,7 @@ import pytest
 
 from darknight.errors import FleetError
 from darknight.wire import LinkClosed, Misbehaved, doors
-from darknight.wire.doors import Doorkeeper, knock, listen_at
+from darknight.wire.doors import keeper_at, knock, listen_at
 
 
 def words():
@@ -25,7 +25,7 @@ def name(request, tmp_path):
 
 @pytest.fixture
 def keeper(name):
-    made = Doorkeeper(name)
+    made = keeper_at(name)
     yield made
     made.close()
 
@@ -195,7 +195,7 @@ def test_a_word_of_another_length_is_refused(keeper):
 def test_closing_ends_the_thread_the_path_and_those_who_wait(name):
     before = set(threading.enumerate())
     count = len(os.listdir("/proc/self/fd"))
-    keeper = Doorkeeper(name)
+    keeper = keeper_at(name)
     mine, theirs = words()
     visit = keeper.expect(mine, theirs)
     kept = keeper.expect(*words()[::-1])

@@ -45,10 +45,11 @@ def enclave():
     return Identity.create(ENCLAVE)
 
 
-@pytest.fixture(params=["stream", "shared memory"])
+@pytest.fixture(params=["stream", "pipe", "shared memory"])
 def both(request):
-    """A bench whose tensors go through the stream, or through shared memory."""
-    with bench(shared_memory=DOOR if request.param == "shared memory" else None) as made:
+    """A bench whose tensors go through the stream, a pipe beside it, or shared memory."""
+    door, port = DOOR if request.param == "shared memory" else None, 0 if request.param == "pipe" else None
+    with bench(shared_memory=door, pipe_port=port) as made:
         yield made
 
 
@@ -282,9 +283,9 @@ def test_nor_at_the_worker(plain):
     ("welcome", "error", "words"),
     [
         (
-            codec.pack({"darknight": "9.9", "protocol": 3, "new": 1}),
+            codec.pack({"darknight": "9.9", "protocol": 4, "new": 1}),
             LinkClosed,
-            "protocol 3 .*9.9.*Upgrade this enclave",
+            "protocol 4 .*9.9.*Upgrade this enclave",
         ),
         (codec.pack({"darknight": "0.0", "protocol": 0}), LinkClosed, "Upgrade the worker"),
         (handshake.refusal("it is full"), LinkClosed, "refused the link: it is full"),
@@ -589,7 +590,7 @@ def test_addresses_where_no_worker_is(enclave):
 
 def test_only_tls_1_3_is_spoken(plain, tmp_path):
     with tap(plain.address) as (through, seen):
-        link = connect(through, certificate=plain.worker.certificate, identity=plain.enclave)
+        link = connect(through, certificate=plain.worker.certificate, identity=plain.enclave, pipe=False)
         tensor = torch.full((1000,), 1234.5)
         ask(link, task(tensor=tensor, layer="a-name-to-look-for")).result(WAIT)
         link.close()

@@ -279,7 +279,7 @@ def test_an_older_enclave_is_answered_in_its_protocol():
     assert (hello.protocol, welcome.protocol) == (1, 1)
     with bench() as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(handshake, "PROTOCOL", 1)  # the enclave's; the server says what the hello says
-        patch.setattr(handshake.hello, "__defaults__", (1,))
+        patch.setattr(handshake.hello, "__defaults__", (1, None))
         link = made.connect()
         assert link.welcome.protocol == 1
         assert torch.equal(ask(link, seeded()).result(WAIT).tensors[Pass.FORWARD], ROW + 1)

@@ -1,7 +1,7 @@
 """Workers of this machine over the two kinds of links that are compared.
 
-shm: tensors go through shared memory, in the clear. sealed: everything goes through gRPC with mutual TLS, as between
-machines, and the enclave encrypts and decrypts it in threads of its own process.
+shm: tensors go through shared memory, in the clear. sealed: everything goes through gRPC with mutual TLS and sealed
+pipes, as between machines, and the enclave encrypts and decrypts it in threads of its own process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _shared_memory(scheme: Scheme, patience: float | None) -> LocalFleet:
 
 
 def _sealed(scheme: Scheme, patience: float | None) -> LocalFleet:
-    """Workers without a door to shared memory: nothing but TLS leads to them."""
+    """Workers without a door to shared memory: nothing but TLS and pipes leads to them."""
     identity = Identity.create(ENCLAVE)
     threads = max(1, len(os.sched_getaffinity(0)) // scheme.workers)
     operators = [f"simulated-{number}" for number in range(scheme.workers)]

@@ -1,6 +1,6 @@
 """What the transports cost, against the least that they could cost, in one run on this machine.
 
-Both ways of reaching a worker are timed through a real worker process and the real link, 64 MiB there and 64 MiB back,
+All ways of reaching a worker are timed through a real worker process and the real link, 64 MiB there and 64 MiB back,
 less the seconds that the worker says it computed. Beside them, taking turns, so that a busy moment hits all alike:
 
 - a plain copy of the same bytes: into memory that was used before, and out of it into fresh memory. That is what an
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,7 +39,8 @@ from darknight.wire.shared_memory import Host
 class Transports:
     """Seconds for `nbytes` there and back, the best of `times`.
 
-    own_shared_memory, own_grpc_tls: of this process's processor, all its threads, without the other end.
+    pipe: frames through a sealed pipe, as between machines; grpc_tls: where none can be had. own_*: of this process's
+    processor, all its threads, without the other end.
     """
 
     nbytes: int
@@ -46,13 +48,19 @@ class Transports:
     copy: float
     shared_memory: float
     tls_socket: float
+    pipe: float
     grpc_tls: float
     own_shared_memory: float
+    own_pipe: float
     own_grpc_tls: float
 
     @property
     def shared_memory_ratio(self) -> float:
         return self.shared_memory / self.copy
+
+    @property
+    def pipe_ratio(self) -> float:
+        return self.pipe / self.tls_socket
 
     @property
     def grpc_tls_ratio(self) -> float:
@@ -73,16 +81,18 @@ def measure_transports(nbytes: int, *, times: int = 5) -> Transports:
                 begun = time.process_time()
                 shortest[place] = min(shortest[place], run())
                 own[place] = min(own[place], time.process_time() - begun)
-    copy, shared_memory, grpc_tls, tls_socket = shortest
+    copy, shared_memory, pipe, grpc_tls, tls_socket = shortest
     return Transports(
         nbytes=nbytes,
         times=times,
         copy=copy,
         shared_memory=shared_memory,
         tls_socket=tls_socket,
+        pipe=pipe,
         grpc_tls=grpc_tls,
         own_shared_memory=own[1],
-        own_grpc_tls=own[2],
+        own_pipe=own[2],
+        own_grpc_tls=own[3],
     )
 
 
@@ -100,22 +110,26 @@ def _plain_copy(nbytes: int) -> Callable[[], float]:
 
 
 @contextmanager
-def _workers(nbytes: int) -> Iterator[tuple[Callable[[], float], Callable[[], float]]]:
-    """A worker that is reached through shared memory, and one through gRPC with TLS alone."""
+def _workers(nbytes: int) -> Iterator[list[Callable[[], float]]]:
+    """A worker that is reached through shared memory, one through a pipe, and one through gRPC with TLS alone."""
     identity = Identity.create(ENCLAVE)
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    doors = (door_name(identity, 0), None)
+    doors = (door_name(identity, 0), None, None)
     berths = [Berth(operator=f"simulated-{j}", threads=threads, shared_memory=door) for j, door in enumerate(doors)]
     nursery = Nursery(berths, enclave=identity.certificate)
     with ExitStack() as stack:
         stack.callback(nursery.stop)
         nursery.wait()
         host = stack.enter_context(closing(Host()))
-        echoes = [
-            Echo(stack.enter_context(closing(open_local(nursery, j, identity, host if door else None, door))), nbytes)
-            for j, door in enumerate(doors)
+        links = [
+            open_local(nursery, j, identity, host if door else None, door, pipe=j == 1) for j, door in enumerate(doors)
         ]
-        yield (lambda: echoes[0].run().seconds), (lambda: echoes[1].run().seconds)
+        echoes = [Echo(stack.enter_context(closing(link)), nbytes) for link in links]
+        yield [partial(_seconds, echo) for echo in echoes]
+
+
+def _seconds(echo: Echo) -> float:
+    return echo.run().seconds
 
 
 @contextmanager

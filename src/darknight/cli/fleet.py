@@ -184,7 +184,7 @@ def _visit_words(visit: Visit) -> dict[str, Any]:
 
 
 def _transport_words(found: Transports) -> dict[str, Any]:
-    ratios = {"shared_memory": found.shared_memory_ratio, "grpc_tls": found.grpc_tls_ratio}
+    ratios = {"shared_memory": found.shared_memory_ratio, "pipe": found.pipe_ratio, "grpc_tls": found.grpc_tls_ratio}
     return {
         "size_bytes": found.nbytes,
         "times": found.times,
@@ -192,6 +192,7 @@ def _transport_words(found: Transports) -> dict[str, Any]:
             "copy": found.copy,
             "shared_memory": found.shared_memory,
             "tls_socket": found.tls_socket,
+            "pipe": found.pipe,
             "grpc_tls": found.grpc_tls,
         },
         "ratios": ratios,

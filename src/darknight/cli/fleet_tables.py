@@ -56,7 +56,7 @@ def bench_table(visits: Sequence[Visit], nbytes: int, times: int) -> RenderableT
         table.add_row(
             str(number),
             escape(_called(visit.name, visit.address)),
-            "shared memory" if visit.shared_memory else "gRPC, TLS",
+            "shared memory" if visit.shared_memory else "sealed pipe" if visit.pipe else "gRPC, TLS",
             _seconds(visit.seconds),
             _rate(nbytes, visit.seconds),
             _seconds(visit.computing_seconds),
@@ -72,6 +72,7 @@ def transports_table(found: Transports) -> RenderableType:
         ("plain copy, to fresh memory", found.copy, None),
         ("shared memory, to a worker", found.shared_memory, found.shared_memory_ratio),
         ("raw TLS 1.3 socket", found.tls_socket, None),
+        ("sealed pipe, to a worker", found.pipe, found.pipe_ratio),
         ("gRPC with TLS, to a worker", found.grpc_tls, found.grpc_tls_ratio),
     ):
         times = "" if ratio is None else f"{ratio:.2f} times as long"

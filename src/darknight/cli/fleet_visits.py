@@ -22,13 +22,17 @@ from darknight.wire.shared_memory import Host
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """What was found. `problem` is empty if all is well; what the worker says of itself is None if it said nothing."""
+    """What was found. `problem` is empty if all is well; what the worker says of itself is None if it said nothing.
+
+    pipe: whether frames went through a sealed pipe.
+    """
 
     name: str
     address: str
     operator: str
     fingerprint: str
     shared_memory: bool
+    pipe: bool = False
     problem: str = ""
     version: str | None = None
     device: str | None = None
@@ -60,6 +64,7 @@ def _visit(entry: WorkerEntry, identity: Identity, host: Host, nbytes: int, time
         with closing(open_entry(entry, identity, host, timeout=timeout)) as link:
             welcome = link.welcome
             found |= {"version": quoted(welcome.version), "device": quoted(welcome.device), "memory": welcome.memory}
+            found |= {"pipe": link.has_pipe}
             trip = Echo(link, nbytes, patience=timeout).best(times)
             return Visit(**found, seconds=trip.seconds, computing_seconds=trip.computing)
     except (LinkError, DarKnightError) as error:

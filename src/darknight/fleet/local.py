@@ -171,10 +171,19 @@ def local_fleet(
     return fleet
 
 
-def open_local(nursery: Nursery, number: int, identity: Identity, host: Host | None, door: str | None) -> GrpcLink:
+def open_local(
+    nursery: Nursery, number: int, identity: Identity, host: Host | None, door: str | None, *, pipe: bool = True
+) -> GrpcLink:
     """A link to worker `number`, wherever it is by now. Raises LinkError."""
     report = nursery.report(number, _RESTART_SECONDS)
-    return open_link(report.address, certificate=report.certificate, identity=identity, host=host, shared_memory=door)
+    return open_link(
+        report.address,
+        certificate=report.certificate,
+        identity=identity,
+        host=host,
+        shared_memory=door,
+        pipe=pipe,
+    )
 
 
 def _plans(hostile: Mapping[int, str], count: int) -> dict[int, str]:

@@ -4,6 +4,7 @@ A transport has two ends. The enclave's `Link` posts messages and asks tasks; th
 writes replies. The transcript of a worker is taken in its seat, where it reads and writes.
 
     grpc_link, grpc_seat    one gRPC stream under mutual TLS: tls, identity, handshake; codec, fields, readers, seat
+    pipe                    frames between machines, sealed, over a TCP connection beside that stream
     shared_memory, mapped   tensors between processes of one machine, beside gRPC: doors, segments, arena, lending;
                             bell, switchboard; usual
     seeds                   shares that come as a key, and what a worker makes of them

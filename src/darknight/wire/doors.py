@@ -1,7 +1,7 @@
 """Doors: Unix sockets over which the enclave hands descriptors of shared memory to a worker of its machine.
 
 The two already talk over TLS. Inside TLS each one sends 16 random bytes to the other; at the door the enclave says the
-one and the worker replies the other.
+one and the worker replies the other. The doorkeeper also lets in those who come for a pipe (`wire.pipe`), by TCP.
 
 Guarantees: a process that is not one of the two gets no descriptor from the enclave and no hearing from the worker.
     Strangers at the worker's door can neither block nor break the others (contract tests: tests/wire/test_doors.py).
@@ -59,6 +59,11 @@ def listen_at(name: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def keeper_at(name: str) -> Doorkeeper:
+    """A doorkeeper for shared memory, at `name` as in `listen_at`."""
+    return Doorkeeper(listen_at(name), None if name.startswith("@") else name)
 
 
 def knock(name: str, mine: bytes, theirs: bytes, timeout: float) -> socket.socket:
@@ -134,14 +139,18 @@ class Visit:
 
 
 class Doorkeeper:
-    """The worker's socket for all its enclaves: one thread lets in those who know their word."""
+    """The worker's socket for all its enclaves: one thread lets in those who know their word.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._listener = listen_at(name)
+    listener: where they come, which does not block. path: of that socket, to be removed at the end, or None.
+    """
+
+    def __init__(self, listener: socket.socket, path: str | None = None) -> None:
+        self._path = path
+        self._listener = listener
         self._lock = threading.Lock()
         self._expected: dict[bytes, Visit] = {}
-        self._visitors: dict[socket.socket, float] = {}  # who has said nothing yet, and until when they may
+        self._visitors: dict[socket.socket, float] = {}  # who has not said it yet, and until when they may
+        self._begun: dict[socket.socket, bytes] = {}  # what they have said of it, where words come in pieces
         self._bell, self._rope = socket.socketpair()  # to end the thread
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -173,9 +182,9 @@ class Doorkeeper:
         self._thread.join()
         for visit in expected:
             visit.cancel()
-        if not self._name.startswith("@"):
+        if self._path is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self._name)
+                os.unlink(self._path)
 
     def _keep(self) -> None:
         while True:
@@ -212,15 +221,20 @@ class Doorkeeper:
 
     def _dismiss(self, visitor: socket.socket) -> socket.socket:
         del self._visitors[visitor]
+        self._begun.pop(visitor, None)
         self._selector.unregister(visitor)
         return visitor
 
     def _hear(self, visitor: socket.socket) -> None:
         try:
             # Without room for descriptors: those that come along are dropped by the kernel.
-            word = visitor.recv(TOKEN + 1)
+            said = visitor.recv(TOKEN + 1)
         except OSError:
-            word = b""
+            said = b""
+        word = self._begun.get(visitor, b"") + said
+        if said and len(word) < TOKEN and visitor.type == socket.SOCK_STREAM:
+            self._begun[visitor] = word
+            return
         door = self._dismiss(visitor)
         with self._lock:
             visit = self._expected.pop(word, None)

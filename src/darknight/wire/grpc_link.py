@@ -1,14 +1,15 @@
 """The enclave's end of a link to a worker: one gRPC stream under mutual TLS.
 
-Threads: gRPC pulls what is to be sent from a queue, frame by frame; one reader thread takes what comes and resolves
-futures. Whoever posts or asks only adds to the queue, so a worker that stalls holds up nobody but itself.
+The stream is for the greeting and the end. Between them frames go through a sealed pipe (`wire.pipe`). Threads: one
+takes what is to be sent from a queue, one takes what comes and resolves futures. Whoever posts or asks only adds to the
+queue, so a worker that stalls holds up nobody but itself. Where no pipe can be had, gRPC takes the place of both.
 
-With shared memory the stream is for the greeting and the end. Between them frames go over the door of that memory, at
-once and from whoever posts or asks; what comes there is taken by whoever waits for answers (`wire.switchboard`).
+With shared memory frames go over the door of that memory, at once and from whoever posts or asks; what comes there is
+taken by whoever waits for answers (`wire.switchboard`).
 
 Guarantees: the worker holds the private key of the certificate that was given, and nobody between sees or changes a
-    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only; with shared memory,
-    nobody but this machine's kernel, which sees the tensors too). The answer to a task
+    frame (TLS 1.3: our workers speak nothing older, and one that does weakens its own link only; AES-256-GCM in the
+    pipe; with shared memory, nobody but this machine's kernel, which sees the tensors too). The answer to a task
     has the expected form and comes after the task was sent, or the link is broken with words. So a worker that reads
     nothing cannot pass for one that works, by guessing tickets, while what was meant for it piles up here (contract
     test: tests/wire/test_rogue_worker.py).
@@ -20,6 +21,7 @@ Leaks: sizes and times of messages, and that this is DarKnight (the server name 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -36,7 +38,7 @@ from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
-from darknight.wire import codec, handshake
+from darknight.wire import codec, handshake, pipe
 from darknight.wire.bell import OVER, Bell
 from darknight.wire.codec import BadFrame
 from darknight.wire.doors import knock
@@ -46,13 +48,17 @@ from darknight.wire.identity import WORKER, Identity, fingerprint
 from darknight.wire.lending import Lending, Loan, is_room
 from darknight.wire.link import LinkClosed, LinkError, Misbehaved, Refused
 from darknight.wire.outbox import Outbox, Parcel
+from darknight.wire.pipe import Agreement, Frame, Pipe, PipeBroken, new_secret
 from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.switchboard import Awaited, Switchboard
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
 from darknight.wire.usual import answer_around, posted_frame, task_frame, ticketed
 
-_LAST_WORDS = 0.5  # seconds to hear at the door what a worker said before it ended, or why
+_log = logging.getLogger("darknight.fleet")
+
+_LAST_WORDS = 0.5  # seconds to hear what a worker said before it ended, or why
+_PIPE = 5.0  # seconds for a worker to open its pipe
 _GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
 
 
@@ -63,17 +69,33 @@ def connect(
     identity: Identity,
     host: Host | None = None,
     shared_memory: str | None = None,
+    pipe: bool = True,
     timeout: float = 10.0,
 ) -> GrpcLink:
     """A link to the worker at `address` ("host:port") that holds the key of `certificate` (PEM).
 
-    With `host` and `shared_memory` (the name of the worker's Unix socket) tensors go through shared memory.
+    With `host` and `shared_memory` (the name of the worker's Unix socket) tensors go through shared memory; otherwise
+    through a pipe, or gRPC where that is not wanted or cannot be had.
     Raises LinkClosed if there is no such worker or it refuses, and Misbehaved if what answers is none.
     """
+    dial = partial(_connected, address, certificate, identity, host, shared_memory, timeout)
+    protocol = handshake.PROTOCOL
     try:
-        return _connected(address, certificate, identity, host, shared_memory, timeout, handshake.PROTOCOL)
-    except _Outdated as error:  # it takes no seeds, and does everything else
-        return _connected(address, certificate, identity, host, shared_memory, timeout, error.protocol)
+        return dial(protocol, pipe)
+    except _Outdated as error:  # it takes no seeds, or has no pipes, and does everything else
+        protocol = error.protocol
+    except _NoPipe as error:
+        _log.warning(
+            "%s: frames go through gRPC, which costs several times as much. Let that port through, or give the worker "
+            "another with --pipe-port.",
+            error,
+        )
+        pipe = False
+    return dial(protocol, pipe)
+
+
+class _NoPipe(LinkClosed):
+    """The worker has a pipe, and nobody opened it. The words name its address."""
 
 
 class _Outdated(LinkClosed):
@@ -95,10 +117,12 @@ def _connected(
     shared_memory: str | None,
     timeout: float,
     protocol: int,
+    pipe: bool,
 ) -> GrpcLink:
     deadline = time.monotonic() + timeout
     door = handshake.new_token() if host is not None and shared_memory is not None else None
-    stream = _Stream(address, certificate, identity, door, protocol)
+    secret = new_secret() if pipe and door is None else None
+    stream = _Stream(address, certificate, identity, handshake.hello(door, protocol, secret), protocol)
     try:
         welcome = stream.welcomed(timeout)
         if door is not None and host is not None and shared_memory is not None:
@@ -106,11 +130,21 @@ def _connected(
                 raise LinkClosed(f"the worker at {address} has no shared memory; start it with --shared-memory")
             remaining = max(0.1, deadline - time.monotonic())
             stream.lend(Memory(host, knock(shared_memory, door, welcome.door, remaining)))
+        elif secret is not None and welcome.pipe is not None:
+            stream.lay(_opened(address, secret, welcome.pipe))
     except BaseException:
         stream.close()
         raise
     stream.settle()
     return GrpcLink(stream, welcome)
+
+
+def _opened(address: str, secret: bytes, theirs: handshake.Waiting) -> Pipe:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return pipe.dial(host, theirs.port, Agreement.of(secret, theirs.secret), _PIPE)
+    except PipeBroken as error:
+        raise _NoPipe(str(error)) from None
 
 
 class GrpcLink:
@@ -129,6 +163,11 @@ class GrpcLink:
     def post(self, message: Weights | Forget) -> None:
         for part in codec.parts_of(message) if isinstance(message, Forget) else (message,):
             self._stream.post(part)
+
+    @property
+    def has_pipe(self) -> bool:
+        """Whether frames go through a sealed pipe."""
+        return self._stream.has_pipe
 
     @property
     def takes_seeds(self) -> bool:
@@ -152,7 +191,7 @@ class GrpcLink:
 class _Stream:
     """The stream, its threads, and the questions that are open."""
 
-    def __init__(self, address: str, certificate: bytes, identity: Identity, door: bytes | None, protocol: int) -> None:
+    def __init__(self, address: str, certificate: bytes, identity: Identity, hello: bytes, protocol: int) -> None:
         self._address = address
         self._protocol = protocol
         self._certificate = certificate
@@ -162,8 +201,9 @@ class _Stream:
         self._open: dict[int, Question] = {}
         self._lending: Lending | None = None
         self._board: Switchboard | None = None
+        self._pipe: Pipe | None = None
         self._silent = threading.Event()  # everything that the worker said at the door was heard
-        self._settled = threading.Event()  # whether there is shared memory
+        self._settled = threading.Event()  # whether there is shared memory, or a pipe
         self._ended = threading.Event()  # the stream has, as gRPC says
         self._over = threading.Event()  # and what it said was heard
         self.failure: LinkError | None = None
@@ -173,7 +213,7 @@ class _Stream:
             f"dns:///{address}", client_credentials(identity, certificate), CLIENT_OPTIONS
         )
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")  # no serializers: bytes both ways
-        self._call: Any = method(self._outbox.frames(handshake.hello(door, protocol)))
+        self._call: Any = method(self._outbox.frames(hello))
         self._reader = threading.Thread(target=self._read, name=f"darknight-link-{address}", daemon=True)
         _ALIVE.add(self)
         self._reader.start()
@@ -196,8 +236,23 @@ class _Stream:
         memory.close()
         raise _again(self.failure)
 
+    def lay(self, pipe: Pipe) -> None:
+        """From now on frames go through the pipe, which ends with the stream."""
+        with self._lock:
+            if self.failure is None:
+                self._pipe = pipe
+                name, messages = f"darknight-pipe-{self._address}", self._outbox.detour()
+                threading.Thread(target=self._send, args=(pipe, messages), name=name, daemon=True).start()
+                return
+        pipe.close()
+        raise _again(self.failure)
+
+    @property
+    def has_pipe(self) -> bool:
+        return self._pipe is not None
+
     def settle(self) -> None:
-        """Whether tensors go through shared memory is settled."""
+        """How frames go is settled."""
         self._settled.set()
 
     def future(self) -> Future[Answer]:
@@ -245,9 +300,9 @@ class _Stream:
             with self._lock:
                 parcel = self._parcel(frame, where, task.tensor if task.seed is None else None)
                 self._open[parcel.ticket] = question  # before it is sent: the answer may come at any moment then
+                # What can be made now is: later it costs more, when others have had the processor.
+                question.usual = answer_around(task.layer, task.call, question.expected, parcel.ticket)
                 if lending is not None and loan is not None:
-                    # What can be made now is: later it costs more, when others have had the processor.
-                    question.usual = answer_around(task.layer, task.call, question.expected, parcel.ticket)
                     lending.asked(parcel.ticket, loan)
                 self._outbox.put(parcel)
         except BaseException as error:  # Ctrl-C too, at any point
@@ -256,6 +311,12 @@ class _Stream:
             finally:
                 self._take_back(parcel, loan)
             raise
+
+    def _send(self, pipe: Pipe, messages: Iterator[Iterator[Frame]]) -> None:
+        with suppress(PipeBroken):  # who receives hears it too, and then why
+            for frames in messages:
+                pipe.send(frames)
+        pipe.hang_up()
 
     def _explain(self, error: BaseException) -> None:
         """What sending raised means: for the link, and for whoever sends."""
@@ -296,7 +357,8 @@ class _Stream:
 
     # --- receiving --------------------------------------------------------------------------------------------------
     def _read(self) -> None:
-        failure = self._taken(self._after_welcome())
+        reader = ReplyReader(self._find)
+        failure = self._taken(reader, self._after_welcome(reader))
         self._over.set()
         if self._board is not None and self.failure is None:
             self._silent.wait(_LAST_WORDS)  # what the worker said last may still be at the door
@@ -329,9 +391,8 @@ class _Stream:
         if not self._over.wait(_LAST_WORDS):
             self._break_off(failure)
 
-    def _taken(self, frames: Iterator[bytes]) -> LinkError:
+    def _taken(self, reader: ReplyReader, frames: Iterator[Frame]) -> LinkError:
         """Takes answers until there are no more; returns why."""
-        reader = ReplyReader(self._find)
         try:
             for frame in frames:
                 self._take(reader, frame)
@@ -339,7 +400,7 @@ class _Stream:
         except Exception as error:  # nobody else would hear of it, and every future must end
             return self._meaning(error)
 
-    def _take(self, reader: ReplyReader, frame: bytes) -> None:
+    def _take(self, reader: ReplyReader, frame: Frame) -> None:
         found = reader.feed(frame)
         if found is not None:
             self._resolve(*found)
@@ -356,7 +417,7 @@ class _Stream:
             case _:
                 return LinkClosed(f"the link failed with {type(error).__name__}")
 
-    def _after_welcome(self) -> Iterator[bytes]:
+    def _after_welcome(self, reader: ReplyReader) -> Iterator[Frame]:
         for frame in self._call:
             if not self._welcome.done():
                 self._take_welcome(frame)
@@ -364,10 +425,30 @@ class _Stream:
                 if self._lending is not None:  # nothing comes here any more but the end
                     self._call.add_done_callback(lambda _: self._ended.set())
                     self._ended.wait()  # gRPC's own waiting looks up ten times a second
-            elif self._lending is not None:
-                raise Misbehaved("an answer through the network, on a link of shared memory")
+                elif self._pipe is not None:
+                    yield from self._through(self._pipe, reader)
+            elif self._lending is not None or self._pipe is not None:
+                raise Misbehaved("an answer through gRPC, on a link of shared memory or with a pipe")
             else:
                 yield frame
+
+    def _through(self, pipe: Pipe, reader: ReplyReader) -> Iterator[Frame]:
+        """What comes through the pipe. If the stream has ended too, or does so in a moment, that says why."""
+
+        def over(_: object) -> None:
+            self._ended.set()
+            pipe.hang_up()
+
+        self._call.add_done_callback(over)
+        why = "the worker ended the link"
+        try:
+            while (frame := pipe.receive(reader.place())) is not None:
+                yield frame
+        except PipeBroken as error:
+            why = f"the pipe to the worker failed: {error}"
+        pipe.hang_up()  # the worker waits for that
+        if not self._ended.wait(_LAST_WORDS):
+            raise LinkClosed(why)
 
     def _find(self, ticket: int) -> Question | None:
         if ticket > self._outbox.sent:
@@ -421,6 +502,8 @@ class _Stream:
             left, self._open = list(self._open.values()), {}
         self._outbox.end()
         self._call.cancel()
+        if self._pipe is not None:
+            self._pipe.hang_up()
         self._settled.set()
         with suppress(InvalidStateError):  # the welcome had come, perhaps just now
             self._welcome.set_exception(failure)
@@ -447,6 +530,8 @@ class _Stream:
         self._channel.close()
         if self._lending is not None:
             self._lending.close()
+        if self._pipe is not None:
+            self._pipe.close()
         _ALIVE.discard(self)
 
 

@@ -28,10 +28,11 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]  # imports
 from darknight.errors import DarKnightError, UsageError
 from darknight.wire import handshake
 from darknight.wire.codec import BadFrame
-from darknight.wire.doors import Doorkeeper, Visit
+from darknight.wire.doors import Doorkeeper, Visit, keeper_at
 from darknight.wire.identity import Identity, fingerprint
 from darknight.wire.link import Seat
 from darknight.wire.mapped import BYTES, Mapped
+from darknight.wire.pipe import Agreement, Pipe, accepted, listen_for_pipes, new_secret
 from darknight.wire.seat import GrpcSeat
 from darknight.wire.tls import METHOD, SERVER_OPTIONS, SERVICE, TLS13_ONLY, grpc, server_credentials
 
@@ -40,7 +41,7 @@ _log = logging.getLogger("darknight.worker")
 _HELLO = 5.0  # seconds for an enclave to say hello
 _NEWCOMERS = 4  # streams of one certificate that are not sessions yet, or never will be
 _FAREWELL = 30.0  # seconds for an enclave to take what its session wrote last
-_DOOR = 10.0  # seconds for it to come to the shared-memory socket
+_DOOR = 10.0  # seconds for it to come to the shared-memory socket, or for its pipe
 _SPARE_STREAMS = 8  # that end while others begin
 _HEALTH = "grpc.health.v1.Health"
 _LONGEST_CHECK = 256  # bytes of a question about health
@@ -73,7 +74,8 @@ class WorkerServer:
     allowed: the certificates (PEM) of the enclaves. about: operator, device and memory, for the welcome. open_session
     is called for each stream; a DarKnightError that it raises is passed on to the enclave, in its words.
     shared_memory: a Unix socket for enclaves of this machine: a path, or "@name". shared_bytes: how much of it one
-    session may have mapped.
+    session may have mapped. pipe_port: where enclaves of other machines are waited for with a pipe, on the same host;
+    0: any free port; None: nowhere, and all their frames come through gRPC.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class WorkerServer:
         open_session: Callable[[Peer], Session],
         shared_memory: str | None = None,
         shared_bytes: int = BYTES,
+        pipe_port: int | None = 0,
         streams: int = 64,
     ) -> None:
         if not TLS13_ONLY:
@@ -103,6 +106,7 @@ class WorkerServer:
         self._open_session = open_session
         self._shared_memory = shared_memory
         self._shared_bytes = shared_bytes
+        self._pipe_port = pipe_port
         self._streams = streams
         self._lock = threading.Condition()
         self._seats: set[GrpcSeat] = set()
@@ -110,6 +114,12 @@ class WorkerServer:
         self._stopping = False
         self._server: Any = None
         self._keeper: Doorkeeper | None = None
+        self._porter: Doorkeeper | None = None  # of pipes
+
+    @property
+    def pipe_port(self) -> int | None:
+        """Where enclaves are waited for with a pipe; the true port, when it has started."""
+        return self._pipe_port
 
     def start(self) -> str:
         """Begins to serve; returns the address with the true port. Raises UsageError if it cannot."""
@@ -135,11 +145,26 @@ class WorkerServer:
                 f"cannot listen at {self._listen}: the port is taken, or the address is not this machine's. "
                 "Choose another --listen."
             )
+        host = self._listen.rpartition(":")[0]
         if self._shared_memory is not None:
-            self._keeper = Doorkeeper(self._shared_memory)
+            self._keeper = keeper_at(self._shared_memory)
+        if self._pipe_port is not None:
+            self._listen_for_pipes(host.removeprefix("[").removesuffix("]"), self._pipe_port)
         self._server = server
         server.start()
-        return f"{self._listen.rpartition(':')[0]}:{port}"
+        return f"{host}:{port}"
+
+    def _listen_for_pipes(self, host: str, port: int) -> None:
+        try:
+            listener = listen_for_pipes(host, port)
+        except OSError as error:
+            if self._keeper is not None:
+                self._keeper.close()
+            raise UsageError(
+                f"cannot listen at {host} port {port} for pipes: {error.strerror}. Choose another --pipe-port."
+            ) from None
+        self._pipe_port = listener.getsockname()[1]
+        self._porter = Doorkeeper(listener)
 
     def stop(self, grace: float) -> None:
         """No new sessions; tasks that run are answered within `grace` seconds, then every stream ends."""
@@ -152,8 +177,9 @@ class WorkerServer:
                 seat.drain()
             self._lock.wait_for(lambda: not self._seats, max(0.0, grace))
         self._server.stop(max(0.2, deadline - time.monotonic()) if not self._seats else 0).wait()
-        if self._keeper is not None:
-            self._keeper.close()
+        for keeper in (self._keeper, self._porter):
+            if keeper is not None:
+                keeper.close()
 
     # --- one stream -------------------------------------------------------------------------------------------------
     def _link(self, requests: Any, context: Any) -> Iterator[bytes]:
@@ -164,26 +190,31 @@ class WorkerServer:
                 yield found
                 return
         hello, session = found
-        seat, visit, token = self._begun(hello, session, requests, context)
+        seat, visit, welcome = self._begun(hello, session, requests, context)
         for over in (seat.end, *([] if visit is None else [visit.cancel])):
             if not context.add_callback(over):
                 over()  # it was over before it began
-        yield handshake.welcome(self._about, token, hello.protocol)
+        yield welcome
         yield from seat.frames()
         if seat.complaint:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, seat.complaint)
 
     def _begun(
         self, hello: handshake.Hello, session: Session, requests: Any, context: Any
-    ) -> tuple[GrpcSeat, Visit | None, bytes | None]:
-        """A thread serves the session, and closes it. Returns its seat, and who opens the door to shared memory how."""
-        seat = visit = token = None
+    ) -> tuple[GrpcSeat, Visit | None, bytes]:
+        """A thread serves the session, and closes it. Returns its seat, who is expected at a door, and the welcome."""
+        seat = visit = token = mapped = pipe = place = None
         try:
             if self._keeper is not None and hello.door is not None:
                 token = handshake.new_token()
                 visit = self._keeper.expect(hello.door, token)
-            mapped = None if visit is None else partial(self._mapped, visit, session)
-            seat = GrpcSeat(requests, session.admit, mapped)
+                mapped = partial(self._mapped, visit, session)
+            elif self._porter is not None and self._pipe_port is not None and hello.pipe is not None:
+                place = handshake.Waiting(self._pipe_port, new_secret())
+                agreement = Agreement.of(hello.pipe, place.secret)
+                visit = self._porter.expect(agreement.enclave_says, agreement.worker_says)
+                pipe = partial(_piped, visit, agreement)
+            seat = GrpcSeat(requests, session.admit, mapped, pipe)
             with self._lock:
                 self._seats.add(seat)
             arguments = session, seat, visit, context
@@ -191,7 +222,7 @@ class WorkerServer:
         except BaseException:  # no thread to be had, say
             self._leave(session, seat, visit)
             raise
-        return seat, visit, token
+        return seat, visit, handshake.welcome(self._about, token, hello.protocol, place)
 
     def _serve(self, session: Session, seat: GrpcSeat, visit: Visit | None, context: Any) -> None:
         try:
@@ -281,6 +312,13 @@ class WorkerServer:
         kind = health_pb2.HealthCheckResponse
         answer: bytes = kind(status=kind.NOT_SERVING if self._stopping else kind.SERVING).SerializeToString()
         return answer
+
+
+def _piped(visit: Visit, agreement: Agreement) -> Pipe:
+    try:
+        return accepted(visit.wait(_DOOR), agreement)
+    except TimeoutError:
+        raise BadFrame("the enclave did not come for its pipe") from None
 
 
 def _first(requests: Any, context: Any) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What the enclave has for a worker and gRPC has not taken yet. Where there is shared memory, nothing waits.
+"""What the enclave has for a worker and gRPC, or the pipe, has not taken yet. With shared memory nothing waits.
 
 Guarantees: a worker that answers what it cannot have read is found out, so that it cannot make the enclave keep what it
     never fetches; nor can one that only ever gets messages without an answer, and reads none of them (contract test:
@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from torch import Tensor
 
 from darknight.wire import codec
+from darknight.wire.pipe import Frame
 from darknight.wire.readers import raw
 
 MOST_PARCELS = 1024  # that wait; a worker that reads has a few
@@ -38,10 +39,11 @@ class Parcel:
 
 
 class Outbox:
-    """What waits to be sent. `sent`: the latest ticket whose last frame gRPC has taken; tickets go in their order."""
+    """What waits to be sent. `sent`: the latest ticket whose last frame was taken; tickets go in their order."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Parcel | None] = SimpleQueue()
+        self._stream: SimpleQueue[Parcel | None] = SimpleQueue()
+        self._queue = self._stream  # or that of the pipe
         self._ring: Callable[[bytes], None] | None = None
         self.sent = 0
         self._bytes_put = self._bytes_taken = 0  # by two threads, so each has a number of its own
@@ -69,18 +71,29 @@ class Outbox:
         with suppress(Empty):
             while True:
                 self._queue.get_nowait()
-        self._queue.put(None)
+        for queue in {self._queue, self._stream}:
+            queue.put(None)
 
     def frames(self, hello: bytes) -> Iterator[bytes]:
         """What gRPC sends, made when it asks for it: at most one chunk is copied at a time."""
         yield hello
-        while (parcel := self._queue.get()) is not None:
+        for frames in self._messages(self._stream):
+            for frame in frames:
+                yield bytes(frame)
+
+    def detour(self) -> Iterator[Iterator[Frame]]:
+        """From now on nothing goes through gRPC: the frames of each message are for who iterates this."""
+        self._queue = SimpleQueue()
+        return self._messages(self._queue)
+
+    def _messages(self, queue: SimpleQueue[Parcel | None]) -> Iterator[Iterator[Frame]]:
+        while (parcel := queue.get()) is not None:
             self._bytes_taken += len(parcel.header)
             if parcel.claim():
-                yield from self._frames_of(parcel)
+                yield self._frames_of(parcel)
             del parcel  # while it waits for the next it keeps nothing alive
 
-    def _frames_of(self, parcel: Parcel) -> Iterator[bytes]:
+    def _frames_of(self, parcel: Parcel) -> Iterator[Frame]:
         """It is noted as sent before its last frame goes out: an honest answer can only come after that one."""
         memory = memoryview(b"") if parcel.tensor is None else raw(parcel.tensor)
         if not memory:
@@ -89,4 +102,4 @@ class Outbox:
         for begin, end in codec.chunks_of(len(memory)):
             if end == len(memory):
                 self.sent = parcel.ticket
-            yield bytes(memory[begin:end])
+            yield memory[begin:end]

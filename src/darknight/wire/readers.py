@@ -7,7 +7,7 @@ Contract tests: tests/wire/test_fuzz.py::test_the_enclaves_reader, tests/wire/te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -39,17 +39,24 @@ class _Filling:
     def __init__(self, parts: list[tuple[int, memoryview | None]]) -> None:
         self._parts = [part for part in parts if part[0] > 0]
         self._done = 0  # bytes of the first part
+        self._offered: memoryview | None = None
 
     @property
     def complete(self) -> bool:
         return not self._parts
 
-    def take(self, frame: bytes) -> None:
+    def place(self) -> memoryview | None:
+        """Where the next chunk goes: who writes it there himself gives this to `take`. None if it is not wanted."""
+        nbytes, memory = self._parts[0]
+        self._offered = None if memory is None else memory[self._done : min(self._done + CHUNK, nbytes)]
+        return self._offered
+
+    def take(self, frame: bytes | memoryview) -> None:
         nbytes, memory = self._parts[0]
         due = min(CHUNK, nbytes - self._done)
         if len(frame) != due:
             raise BadFrame(f"a chunk of {len(frame)} bytes where {due} are due")
-        if memory is not None:
+        if memory is not None and frame is not self._offered:
             memory[self._done : self._done + due] = frame
         self._done += due
         if self._done == nbytes:
@@ -81,52 +88,56 @@ class ReplyReader:
         self._allocate = allocate
         self._filling: _Filling | None = None
         self._ticket = 0
-        self._header: Header = {}
-        self._tensors: dict[Pass, Tensor] | None = None
+        self._reply: Reply | None = None
 
-    def feed(self, frame: bytes) -> tuple[int, Reply | None] | None:
-        """The ticket and the reply that this frame completes: None in place of a reply that nobody wants any more."""
+    def place(self) -> memoryview | None:
+        """Where the next frame may be written before it is fed, if it is a chunk that is wanted."""
+        return None if self._filling is None else self._filling.place()
+
+    def feed(self, frame: bytes | memoryview) -> tuple[int, Reply | None] | None:
+        """The ticket and the reply that this frame completes: None in place of a reply that nobody wants any more.
+
+        Nothing of the frame is kept.
+        """
         if self._filling is None:
-            if (found := self._usual(frame)) is not None:
-                return found
-            self._begin(codec.unpack(frame))
+            words = bytes(frame)
+            if not self._usual(words):
+                self._begin(codec.unpack(words))
         else:
             self._filling.take(frame)
         if self._filling is None or not self._filling.complete:
             return None
-        header, tensors = self._header, self._tensors
-        self._filling, self._header, self._tensors = None, {}, None
-        return self._ticket, None if tensors is None else codec.reply_from(header, tensors)
+        reply, self._filling, self._reply = self._reply, None, None
+        return self._ticket, reply
 
-    def _usual(self, frame: bytes) -> tuple[int, Answer | None] | None:
-        """The same, if the frame is to the letter the answer of an honest worker, and in shared memory."""
+    def _usual(self, frame: bytes) -> bool:
+        """Begins an answer whose header is to the letter that of an honest worker; False of any other."""
         ticket = usual.ticket_of(frame)
         if ticket is None:
-            return None
+            return False
         try:
             question = self._find(ticket)
         except LinkError:
-            return None
-        if question is None or question.collect is None:
-            return None
+            return False
+        if question is None:
+            return False
         layer, call, expected = question.layer, question.call, question.expected
         before, after = question.usual or usual.answer_around(layer, call, expected, ticket)
         seconds = usual.seconds_of(frame, before, after)
         if seconds is None:
-            return None
-        if question.future.cancelled():
-            return ticket, None
-        return ticket, Answer(layer=layer, call=call, tensors=question.collect(), seconds=seconds)
+            return False
+        self._ticket = ticket
+        tensors = self._tensors(question)
+        self._reply = None if tensors is None else Answer(layer=layer, call=call, tensors=tensors, seconds=seconds)
+        return True
 
     def _begin(self, header: Header) -> None:
         self._ticket = fields.number(header.pop("ticket", None))
         question = self._find(self._ticket)
         if question is None:
             raise BadFrame("an answer to a question that was not asked, or was answered before")
-        self._header = header
-        wanted = not question.future.cancelled()
         if codec.is_refusal(header):
-            self._filling, self._tensors = _Filling([]), {}
+            self._filling, self._reply = _Filling([]), codec.reply_from(header, {})
             return
         forms = codec.check_answer(header)  # in the order in which they come
         if (header["layer"], header["call"]) != (question.layer, question.call):
@@ -134,14 +145,24 @@ class ReplyReader:
         due = _due(question.expected)
         if complaint := _complaint(forms, due):
             raise BadFrame(complaint)
+        tensors = self._tensors(question, list(forms))
+        self._reply = None if tensors is None else codec.reply_from(header, tensors)
+
+    def _tensors(self, question: Question, order: Sequence[Pass] = ()) -> dict[Pass, Tensor] | None:
+        """Those of the answer, which are there or will be filled; None if nobody wants them any more.
+
+        order: in which they come, if not in that of the question.
+        """
+        due, wanted = _due(question.expected), not question.future.cancelled()
         if question.collect is not None:
-            self._filling, self._tensors = _Filling([]), question.collect() if wanted else None
-        elif wanted:
-            self._tensors = {kind: self._allocate(form) for kind, form in forms.items()}
-            self._filling = _Filling([(codec.nbytes_of(forms[kind]), raw(t)) for kind, t in self._tensors.items()])
-        else:
-            self._tensors = None
-            self._filling = _Filling([(codec.nbytes_of(form), None) for form in forms.values()])
+            self._filling = _Filling([])
+            return question.collect() if wanted else None
+        if not wanted:
+            self._filling = _Filling([(codec.nbytes_of(due[kind]), None) for kind in order or due])
+            return None
+        tensors = {kind: self._allocate(due[kind]) for kind in order or due}
+        self._filling = _Filling([(codec.nbytes_of(due[kind]), raw(tensor)) for kind, tensor in tensors.items()])
+        return tensors
 
 
 def _due(expected: Expected) -> dict[Pass, Form]:
@@ -192,10 +213,14 @@ class MessageReader:
         self._filling: _Filling | None = None
         self._finish: Callable[[], Received] | None = None
 
-    def feed(self, frame: bytes) -> Received | None:
-        """The message that this frame completes."""
+    def place(self) -> memoryview | None:
+        """Where the next frame may be written before it is fed, if it is a chunk that is wanted."""
+        return None if self._filling is None else self._filling.place()
+
+    def feed(self, frame: bytes | memoryview) -> Received | None:
+        """The message that this frame completes. Nothing of the frame is kept."""
         if self._filling is None:
-            self._begin(codec.unpack(frame))
+            self._begin(codec.unpack(bytes(frame)))
         else:
             self._filling.take(frame)
         if self._filling is None or not self._filling.complete or self._finish is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 
 from torch import Tensor
@@ -13,14 +14,18 @@ from darknight.types import Answer, Message, Pass, Refusal, Reply, TooLarge
 from darknight.wire import codec, usual
 from darknight.wire.codec import BadFrame, Form
 from darknight.wire.mapped import Mapped
+from darknight.wire.pipe import Frame, Pipe, PipeBroken
 from darknight.wire.readers import MessageReader, Place, raw
+
+_FAREWELL = 2.0  # seconds for an enclave to take what came through the pipe last
 
 
 class GrpcSeat:
     """A `wire.Seat`. One thread reads and writes (the session's), one sends (`frames`), any may end it.
 
     frames: what comes, an iterator that ends or raises when the stream does. mapped: makes the worker's half of the
-    shared memory, over whose door frames come and go then; or is None.
+    shared memory, over whose door frames come and go then; or is None. pipe: its end of a pipe, through which they do,
+    or None.
     """
 
     def __init__(
@@ -28,16 +33,20 @@ class GrpcSeat:
         frames: Iterator[bytes],
         admit: Callable[[int], None],
         mapped: Callable[[], Mapped] | None = None,
+        pipe: Callable[[], Pipe] | None = None,
     ) -> None:
         self._incoming = frames
         self._reader = MessageReader(admit, at=None if mapped is None else self._at)
         self._open_mapped = mapped
         self._mapped: Mapped | None = None
+        self._open_pipe = pipe
+        self._pipe: Pipe | None = None
         self._due: dict[int, Mapping[Pass, Place] | None] = {}  # tasks that were read, and where their answers go
         self._outbox = _Outbox()
         self._lock = threading.Lock()
         self._waiting = False
         self._draining = False
+        self._over = False
         self.complaint = ""  # what was wrong with what the enclave sent
 
     # --- the session's side -----------------------------------------------------------------------------------------
@@ -57,7 +66,7 @@ class GrpcSeat:
                     self._due[found.ticket] = found.answers
                 return found.ticket, found.message
 
-    def _next_frame(self) -> bytes | None:
+    def _next_frame(self) -> Frame | None:
         with self._lock:
             if self._draining or self._outbox.ended:
                 return None
@@ -65,10 +74,12 @@ class GrpcSeat:
         try:
             if self._open_mapped is not None:
                 return self._segments().next_frame()
+            if self._open_pipe is not None:
+                return self._piped(self._open_pipe).receive(self._reader.place())
             return next(self._incoming, None)
         except BadFrame:
             raise
-        except Exception:  # gRPC raises a bare Exception when the stream is cancelled
+        except Exception:  # gRPC raises a bare Exception when the stream is cancelled; or the pipe broke
             return None
         finally:
             with self._lock:
@@ -112,8 +123,16 @@ class GrpcSeat:
 
     # --- the stream's side ------------------------------------------------------------------------------------------
     def frames(self) -> Iterator[bytes]:
-        """What is to be sent, until the seat ends."""
-        return self._outbox.frames()
+        """What is to be sent, until the seat ends; with a pipe it goes there, from whoever iterates this."""
+        with suppress(PipeBroken):  # who reads hears it too
+            for frames in self._outbox.messages():
+                if self._pipe is not None:
+                    self._pipe.send(frames)
+                    continue
+                for frame in frames:
+                    yield bytes(frame)
+        if self._pipe is not None:
+            self._pipe.finish(_FAREWELL)
 
     def drain(self) -> None:
         """No further message is read; what is being computed is still answered."""
@@ -128,6 +147,19 @@ class GrpcSeat:
         self._outbox.end()
         if self._mapped is not None:
             self._mapped.hang_up()
+        with self._lock:
+            self._over = True
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _piped(self, opened: Callable[[], Pipe]) -> Pipe:
+        if self._pipe is None:
+            pipe = opened()
+            with self._lock:
+                self._pipe = pipe
+            if self._over:  # while the enclave was waited for
+                pipe.close()
+        return self._pipe
 
     # --- shared memory ----------------------------------------------------------------------------------------------
     def _at(self, place: Place, form: Form) -> Tensor:
@@ -173,14 +205,17 @@ class _Outbox:
         self._queue.put(None)
         self._room.release()
 
-    def frames(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[Iterator[Frame]]:
+        """The frames of each reply, one after the other."""
         while (item := self._queue.get()) is not None and not self.ended:
-            header, tensors = item
-            yield header
-            for tensor in tensors:
-                memory = raw(tensor)
-                for begin, end in codec.chunks_of(len(memory)):
-                    yield bytes(memory[begin:end])
-                del memory, tensor
-            del item, tensors  # while it waits for the next it keeps nothing alive
+            yield _frames_of(*item)
+            del item  # while it waits for the next it keeps nothing alive
             self._room.release()
+
+
+def _frames_of(header: bytes, tensors: list[Tensor]) -> Iterator[Frame]:
+    yield header
+    for tensor in tensors:
+        memory = raw(tensor)
+        for begin, end in codec.chunks_of(len(memory)):
+            yield memory[begin:end]

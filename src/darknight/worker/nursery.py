@@ -240,6 +240,7 @@ def _serve(order: Order, worker: int) -> None:
         limit=limit,
         allowed=[order.allow_enclave],
         places=1,
+        pipe_port=0 if berth.shared_memory is None else None,
         shared_memory=berth.shared_memory,
         recording=recording,
         hostile=berth.hostile,

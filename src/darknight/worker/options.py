@@ -43,6 +43,7 @@ class Options:
     """What was asked for; each value is checked for itself, not yet against the machine."""
 
     listen: str
+    pipe_port: int | None
     device: str
     threads: int | None
     strategy: str
@@ -96,6 +97,8 @@ def options_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         parser.add_argument(name, type=kind, default=value, help=help_text, metavar=metavar)
 
     flag("--listen", _address, "127.0.0.1:7001", "where to listen; port 0 takes any (default %(default)s)", "HOST:PORT")
+    pipes = "second port, for tensors: 0 takes any (default), none: all goes through the first, which is slower"
+    flag("--pipe-port", _port, "0", pipes, "PORT")
     flag("--device", str, "cpu", "cpu, or cuda:N (default cpu)", "DEVICE")
     flag("--threads", _count, None, "threads of the processor to compute with (default: all cores)", "N")
     how = f"how to compute in the field: measured takes the fastest (default), or one of {', '.join(STRATEGIES)}"
@@ -180,6 +183,14 @@ def _host_port(text: str) -> tuple[str, int]:
 def _address(text: str) -> str:
     _host_port(text)
     return text
+
+
+def _port(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f'"{text[:40]}" is not a port from 0 to 65535, or none.')
+    return int(text)
 
 
 def _size(text: str) -> int:

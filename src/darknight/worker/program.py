@@ -88,6 +88,7 @@ def _work(options: Options, signals: _Signals, device: torch.device, allowed: li
     engine = _engine(options, device, limit)
     settings = Settings(
         listen=options.listen,
+        pipe_port=options.pipe_port,
         operator=options.operator,
         device=str(device) if options.engine == "local" else "ray",
         limit=limit,
@@ -105,7 +106,7 @@ def _work(options: Options, signals: _Signals, device: torch.device, allowed: li
         address = station.start()
     except UsageError as error:  # right in itself, but the port is taken
         raise FleetError(str(error)) from None
-    _announce(options, settings, identity, engine, address, station.metrics_address)
+    _announce(options, settings, identity, engine, address, station)
     number = signals.wait()
     code = INTERRUPTED if number == signal.SIGINT else STOPPED
     if station.stop(options.grace):  # Python would wait for no such thread, and abort because it still computes
@@ -145,14 +146,16 @@ def _engine(options: Options, device: torch.device, limit: int) -> Engine:
 
 
 def _announce(
-    options: Options, settings: Settings, identity: Identity, engine: Engine, address: str, metrics: str | None
+    options: Options, settings: Settings, identity: Identity, engine: Engine, address: str, station: Station
 ) -> None:
     """What the operator needs to know, and to send, on stdout."""
+    pipes, metrics = station.pipe_port, station.metrics_address
     places = f"{_counted(settings.places, 'enclave')} at once"
     threads = _counted(torch.get_num_threads(), "thread")
     hands = _counted(engine.actors, "actor") if isinstance(engine, RayEngine) else threads
     rows = [
         ("listening", address),
+        *([("pipes", f"port {pipes}")] if pipes else []),
         ("operator", settings.operator),
         ("computing", f"{settings.device}, {hands}"),
         *([("strategy", engine.choice.words)] if isinstance(engine, LocalEngine) else []),

@@ -29,10 +29,11 @@ _SEGMENTS_ASIDE = 4 * SEGMENT
 class Settings:
     """What a worker is told once, at its start.
 
-    listen, metrics: HOST:PORT; port 0 takes any. allowed: certificates (PEM) of the enclaves that it serves.
-    limit: bytes for all enclaves together; each of the `places` gets the same part. patience: seconds that a new
-    connection waits for a place; a restarted enclave is back before its old connection has ended, if that one is in the
-    middle of a task. recording: what is put around the seat of each session. hostile: how to lie, for tests.
+    listen, metrics: HOST:PORT; port 0 takes any. pipe_port: as in `WorkerServer`. allowed: certificates (PEM) of the
+    enclaves that it serves. limit: bytes for all enclaves together; each of the `places` gets the same part. patience:
+    seconds that a new connection waits for a place; a restarted enclave is back before its old connection has ended, if
+    that one is in the middle of a task. recording: what is put around the seat of each session. hostile: how to lie,
+    for tests.
     """
 
     listen: str
@@ -42,6 +43,7 @@ class Settings:
     allowed: Sequence[bytes]
     places: int
     patience: float = 5.0
+    pipe_port: int | None = 0
     shared_memory: str | None = None
     metrics: tuple[str, int] | None = None
     recording: Callable[[Seat], Seat] | None = None
@@ -74,6 +76,7 @@ class Station:
             allowed=settings.allowed,
             about={"operator": settings.operator, "device": settings.device, "memory": share},
             open_session=self._sessions.open,
+            pipe_port=settings.pipe_port,
             shared_memory=settings.shared_memory,
             shared_bytes=share + share // _HOLES + _SEGMENTS_ASIDE,
         )
@@ -84,6 +87,11 @@ class Station:
     def healthy(self) -> bool:
         """Does it serve? False before `start`, and from the moment it is told to stop."""
         return self._healthy
+
+    @property
+    def pipe_port(self) -> int | None:
+        """Where enclaves are waited for with a pipe, when it has started."""
+        return self._server.pipe_port
 
     @property
     def metrics_address(self) -> str | None:
@@ -101,6 +109,7 @@ class Station:
         fields: dict[str, object] = {
             "version": __version__,
             "address": address,
+            "pipe_port": self.pipe_port,
             "operator": self._settings.operator,
             "device": self._settings.device,
             "memory_limit": self._settings.limit,
