@@ -114,6 +114,19 @@ def test_messages_arrive_in_their_order_however_they_are_cut(full):
         assert worker.receive() is None
 
 
+def test_an_idle_pipe_gives_signs_of_life():
+    """A firewall between forgets a connection on which nothing is said, and nobody would hear of it."""
+    with ends() as both:
+        for end in both:
+            option = end._connection.getsockopt
+            assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, each, count = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+            assert (
+                option(socket.IPPROTO_TCP, idle) + option(socket.IPPROTO_TCP, each) * option(socket.IPPROTO_TCP, count)
+                <= 60
+            )
+
+
 def test_a_frame_is_opened_in_its_place_if_it_has_just_that_size():
     with ends() as (enclave, worker):
         enclave.send([b"four", b"five5"])

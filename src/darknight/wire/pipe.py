@@ -47,6 +47,16 @@ _RECORD = _LENGTH + CHUNK + _TAG
 _CUT_OFF = "it ended in the middle of a record"
 _AHEAD = 1 << 16  # bytes that may be read with the end of a record: the next one, if it is small
 
+# A frame is not kept back for the next one. A silent peer is asked for a sign of life, so that firewalls on the way do
+# not forget the connection, and one that gives none is gone after a minute.
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
 Frame = bytes | memoryview
 
 
@@ -83,7 +93,8 @@ class Pipe:
         """mine, theirs: the keys of what this end sends, and of what it receives."""
         self._connection = connection
         connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in _OPTIONS:
+            connection.setsockopt(level, option, value)
         self._process = os.getpid()
         self._sealing, self._opening = _Direction(mine), _Direction(theirs)
         self._outgoing = memoryview(bytearray(_RECORD + _LENGTH + HEADER_LIMIT + _TAG))  # a header, and a chunk
