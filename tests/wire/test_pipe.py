@@ -8,10 +8,12 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import Counter
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -382,6 +384,64 @@ def test_another_program_at_the_port_is_told_nothing(says, caplog):
         thread.join(WAIT)
     assert [len(each) for each in heard] == [TOKEN]
     assert "another program than the worker answers" in caplog.text
+
+
+def test_a_program_that_says_its_word_slowly_is_not_listened_to_for_long():
+    over = threading.Event()
+
+    def serve(listener):
+        with listener.accept()[0] as visitor, suppress(OSError):
+            while not over.wait(0.1):
+                visitor.sendall(b"x")
+
+    with bench() as made, socket.create_server(("127.0.0.1", 0)) as listener:
+        made.server._pipe_port = listener.getsockname()[1]
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        begun = time.monotonic()
+        link = made.connect(timeout=0.5)
+        assert time.monotonic() - begun < 1.5, "a word of 16 letters takes longer"
+        assert ask(link, task()).result(WAIT).call == 1
+        over.set()
+        thread.join(WAIT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sender_that_fails_ends_the_link(monkeypatch):
+    """Otherwise nothing would be sent any more, and everybody would wait."""
+
+    def no_memory(tensor):
+        raise RuntimeError("not enough memory")
+
+    with bench() as made:
+        link = made.connect()
+        monkeypatch.setattr("darknight.wire.outbox.raw", no_memory)
+        assert isinstance(ask(link, task()).exception(WAIT), LinkClosed)
+
+
+@pytest.mark.parametrize("port", [0, None])
+def test_a_link_that_waits_keeps_no_tensor_alive(port, monkeypatch):
+    kept = []
+
+    def watched(tensor):
+        memory = np.asarray(raw(tensor)).view(_Watched)
+        kept.append(weakref.ref(memory))
+        return memory.data
+
+    monkeypatch.setattr("darknight.wire.outbox.raw", watched)
+    monkeypatch.setattr("darknight.wire.seat.raw", watched)
+    with bench(pipe_port=port) as made:
+        link = made.connect()
+        assert ask(link, task(tensor=torch.ones(CHUNK))).result(WAIT).call == 1
+        deadline = time.monotonic() + WAIT
+        while any(reference() is not None for reference in kept):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert len(kept) == 2
+
+
+class _Watched(np.ndarray):
+    """One that can be watched."""
 
 
 def test_an_older_worker_has_no_pipe():

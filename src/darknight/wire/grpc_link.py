@@ -128,10 +128,9 @@ def _connected(
         if door is not None and host is not None and shared_memory is not None:
             if welcome.door is None:
                 raise LinkClosed(f"the worker at {address} has no shared memory; start it with --shared-memory")
-            remaining = max(0.1, deadline - time.monotonic())
-            stream.lend(Memory(host, knock(shared_memory, door, welcome.door, remaining)))
+            stream.lend(Memory(host, knock(shared_memory, door, welcome.door, _left(deadline))))
         elif secret is not None and welcome.pipe is not None:
-            stream.lay(_opened(address, secret, welcome.pipe))
+            stream.lay(_opened(address, secret, welcome.pipe, min(_PIPE, _left(deadline))))
     except BaseException:
         stream.close()
         raise
@@ -139,10 +138,14 @@ def _connected(
     return GrpcLink(stream, welcome)
 
 
-def _opened(address: str, secret: bytes, theirs: handshake.Waiting) -> Pipe:
+def _left(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
+
+
+def _opened(address: str, secret: bytes, theirs: handshake.Waiting, timeout: float) -> Pipe:
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
     try:
-        return pipe.dial(host, theirs.port, Agreement.of(secret, theirs.secret), _PIPE)
+        return pipe.dial(host, theirs.port, Agreement.of(secret, theirs.secret), timeout)
     except PipeBroken as error:
         raise _NoPipe(str(error)) from None
 
@@ -313,10 +316,12 @@ class _Stream:
             raise
 
     def _send(self, pipe: Pipe, messages: Iterator[Iterator[Frame]]) -> None:
-        with suppress(PipeBroken):  # who receives hears it too, and then why
-            for frames in messages:
-                pipe.send(frames)
-        pipe.hang_up()
+        try:
+            with suppress(PipeBroken):  # who receives hears it too, and then why
+                for frames in messages:
+                    pipe.send(frames)
+        finally:  # whatever it was: nothing would be sent any more, and everybody would wait
+            pipe.hang_up()
 
     def _explain(self, error: BaseException) -> None:
         """What sending raised means: for the link, and for whoever sends."""

@@ -24,6 +24,7 @@ import hmac
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -232,13 +233,20 @@ class _Direction(Secret):
 
 # --- connecting -----------------------------------------------------------------------------------------------------
 def dial(host: str, port: int, agreement: Agreement, timeout: float) -> Pipe:
-    """The enclave's end of a pipe to the worker that listens there. Raises PipeBroken in words."""
-    connection = None
+    """The enclave's end of a pipe to the worker that listens there. Raises PipeBroken in words.
+
+    timeout: seconds for all of it, but that each address of a name may take as many.
+    """
+    connection, deadline = None, time.monotonic() + timeout
     try:
         connection = socket.create_connection((host, port), timeout)
         connection.sendall(agreement.enclave_says)
         reply = b""
-        while len(reply) < TOKEN and (part := connection.recv(TOKEN - len(reply))):
+        while len(reply) < TOKEN:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = connection.recv(TOKEN - len(reply))
+            if not part:
+                break
             reply += part
         if not hmac.compare_digest(reply, agreement.worker_says):
             raise PipeBroken(f"another program than the worker answers at {host} port {port}")

@@ -126,11 +126,11 @@ class GrpcSeat:
         """What is to be sent, until the seat ends; with a pipe it goes there, from whoever iterates this."""
         with suppress(PipeBroken):  # who reads hears it too
             for frames in self._outbox.messages():
-                if self._pipe is not None:
+                if self._pipe is None:
+                    yield from map(bytes, frames)
+                else:
                     self._pipe.send(frames)
-                    continue
-                for frame in frames:
-                    yield bytes(frame)
+                del frames  # while it waits for the next it keeps nothing alive
         if self._pipe is not None:
             self._pipe.finish(_FAREWELL)
 
