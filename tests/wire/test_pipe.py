@@ -346,7 +346,7 @@ def test_with_a_pipe_nothing_but_the_greeting_goes_through_grpc(monkeypatch):
             link = made.connect()
             link.post(weights())
             assert torch.equal(ask(link, task()).result(WAIT).tensors[Pass.FORWARD], task().tensor + 1)
-            assert (link.welcome.pipe is None) == bool(options)
+            assert link.has_pipe != bool(options)
         counts.append(len(seen))
         seen.clear()
     assert counts[0] == 1
@@ -428,8 +428,8 @@ def test_a_link_that_waits_keeps_no_tensor_alive(port, monkeypatch):
         kept.append(weakref.ref(memory))
         return memory.data
 
-    monkeypatch.setattr("darknight.wire.outbox.raw", watched)
-    monkeypatch.setattr("darknight.wire.seat.raw", watched)
+    for room in ("outbox", "seat", "readers"):
+        monkeypatch.setattr(f"darknight.wire.{room}.raw", watched)
     with bench(pipe_port=port) as made:
         link = made.connect()
         assert ask(link, task(tensor=torch.ones(CHUNK))).result(WAIT).call == 1
@@ -437,7 +437,7 @@ def test_a_link_that_waits_keeps_no_tensor_alive(port, monkeypatch):
         while any(reference() is not None for reference in kept):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert len(kept) == 2
+    assert len(kept) == 4, "sent and received, at both ends"
 
 
 class _Watched(np.ndarray):
@@ -657,6 +657,28 @@ def test_strangers_keep_no_enclave_out():
         assert ask(link, task()).result(WAIT).call == 1
         for visitor in silent:
             visitor.close()
+
+
+def test_what_keys_were_made_of_is_dropped():
+    with bench() as made:
+        link = made.connect()
+        assert ask(link, task()).result(WAIT).call == 1
+        assert link.welcome.pipe is None
+        (seat,) = made.server._seats
+        assert seat._open_pipe == seat._opened_pipe
+
+
+def test_a_connection_is_closed_when_nobody_uses_it_any_more():
+    """Its number would be another's at once, and what is sent would go there."""
+    with ends() as (enclave, _):
+        enclave._receives.acquire()
+        closing = threading.Thread(target=enclave.close)
+        closing.start()
+        time.sleep(0.05)
+        assert enclave._connection.fileno() > 0
+        enclave._receives.release()
+        closing.join(WAIT)
+        assert enclave._connection.fileno() == -1
 
 
 def test_who_says_a_word_again_is_not_let_in(monkeypatch):

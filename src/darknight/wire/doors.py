@@ -4,7 +4,9 @@ The two already talk over TLS. Inside TLS each one sends 16 random bytes to the 
 one and the worker replies the other. The doorkeeper also lets in those who come for a pipe (`wire.pipe`), by TCP.
 
 Guarantees: a process that is not one of the two gets no descriptor from the enclave and no hearing from the worker.
-    Strangers at the worker's door can neither block nor break the others (contract tests: tests/wire/test_doors.py).
+    Strangers at the worker's door can neither block nor break the others (contract tests: tests/wire/test_doors.py). By
+    TCP a flood of strangers, more than PIPE_VISITORS in the time of a round trip, keeps enclaves from pipes, not from
+    their links.
 Assumes: whoever can take the worker's place at its socket (the path is the worker's own, mode 0600; an abstract name
     belongs to whoever binds it first) and pass the words on between the two is the worker's user, who could read the
     worker's memory anyway.
@@ -27,6 +29,7 @@ from darknight.wire.link import LinkClosed, Misbehaved
 
 TOKEN = 16  # bytes
 _VISITORS = 64  # that have not said their word yet, at a time
+PIPE_VISITORS = 512  # the same by TCP, where a word comes a round trip later
 _PATIENCE = 2.0  # seconds for a visitor to say it
 _LONGEST = 107  # bytes of a Unix socket's address
 _BUFFER = 1 << 20  # bytes of packets under way: the worker may be busy for a while
@@ -141,11 +144,13 @@ class Visit:
 class Doorkeeper:
     """The worker's socket for all its enclaves: one thread lets in those who know their word.
 
-    listener: where they come, which does not block. path: of that socket, to be removed at the end, or None.
+    listener: where they come, which does not block. path: of that socket, to be removed at the end, or None. visitors:
+    that may wait to say their word; one more, and the one who has been silent for longest has to go.
     """
 
-    def __init__(self, listener: socket.socket, path: str | None = None) -> None:
+    def __init__(self, listener: socket.socket, path: str | None = None, *, visitors: int = _VISITORS) -> None:
         self._path = path
+        self._most = visitors
         self._listener = listener
         self._lock = threading.Lock()
         self._expected: dict[bytes, Visit] = {}
@@ -214,8 +219,8 @@ class Doorkeeper:
                 time.sleep(0.05)
             return
         visitor.setblocking(False)
-        if len(self._visitors) >= _VISITORS:
-            self._dismiss(next(iter(self._visitors))).close()  # the one who has been silent for longest
+        if len(self._visitors) >= self._most:
+            self._dismiss(next(iter(self._visitors))).close()
         self._visitors[visitor] = time.monotonic() + _PATIENCE
         self._selector.register(visitor, selectors.EVENT_READ)
 

@@ -75,7 +75,8 @@ def connect(
     """A link to the worker at `address` ("host:port") that holds the key of `certificate` (PEM).
 
     With `host` and `shared_memory` (the name of the worker's Unix socket) tensors go through shared memory; otherwise
-    through a pipe, or gRPC where that is not wanted or cannot be had.
+    through a pipe, or gRPC where that is not wanted or cannot be had. timeout: seconds for an attempt; there is another
+    where the first shows that the worker is older, or that no way leads to its pipe.
     Raises LinkClosed if there is no such worker or it refuses, and Misbehaved if what answers is none.
     """
     dial = partial(_connected, address, certificate, identity, host, shared_memory, timeout)
@@ -86,8 +87,8 @@ def connect(
         protocol = error.protocol
     except _NoPipe as error:
         _log.warning(
-            "%s: frames go through gRPC, which costs several times as much. Let that port through, or give the worker "
-            "another with --pipe-port.",
+            "%s: frames go through gRPC, which costs the enclave more than twice as much. Let that port through, or "
+            "give the worker another with --pipe-port.",
             error,
         )
         pipe = False
@@ -131,11 +132,11 @@ def _connected(
             stream.lend(Memory(host, knock(shared_memory, door, welcome.door, _left(deadline))))
         elif secret is not None and welcome.pipe is not None:
             stream.lay(_opened(address, secret, welcome.pipe, min(_PIPE, _left(deadline))))
+        stream.settle()
+        return GrpcLink(stream, replace(welcome, pipe=None))  # what its keys were made of is not needed any more
     except BaseException:
         stream.close()
         raise
-    stream.settle()
-    return GrpcLink(stream, welcome)
 
 
 def _left(deadline: float) -> float:
@@ -401,6 +402,7 @@ class _Stream:
         try:
             for frame in frames:
                 self._take(reader, frame)
+                del frame  # a view of the answer, perhaps, which nobody keeps while the next is waited for
             return LinkClosed("the worker ended the link")
         except Exception as error:  # nobody else would hear of it, and every future must end
             return self._meaning(error)
@@ -449,6 +451,7 @@ class _Stream:
         try:
             while (frame := pipe.receive(reader.place())) is not None:
                 yield frame
+                del frame
         except PipeBroken as error:
             why = f"the pipe to the worker failed: {error}"
         pipe.hang_up()  # the worker waits for that

@@ -28,7 +28,7 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]  # imports
 from darknight.errors import DarKnightError, UsageError
 from darknight.wire import handshake
 from darknight.wire.codec import BadFrame
-from darknight.wire.doors import Doorkeeper, Visit, keeper_at
+from darknight.wire.doors import PIPE_VISITORS, Doorkeeper, Visit, keeper_at
 from darknight.wire.identity import Identity, fingerprint
 from darknight.wire.link import Seat
 from darknight.wire.mapped import BYTES, Mapped
@@ -164,7 +164,7 @@ class WorkerServer:
                 f"cannot listen at {host} port {port} for pipes: {error.strerror}. Choose another --pipe-port."
             ) from None
         self._pipe_port = listener.getsockname()[1]
-        self._porter = Doorkeeper(listener)
+        self._porter = Doorkeeper(listener, visitors=PIPE_VISITORS)
 
     def stop(self, grace: float) -> None:
         """No new sessions; tasks that run are answered within `grace` seconds, then every stream ends."""

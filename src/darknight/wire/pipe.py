@@ -1,21 +1,22 @@
 """Sealed pipes: the frames of a link between machines, over a TCP connection beside its gRPC stream.
 
 gRPC cuts what it sends into TLS records of 16 KiB, copies it several times and wakes several threads for each frame,
-which costs the enclave five times what sealing and sending take. So tensors, and the frames around them, go through a
+which costs the enclave more than twice as much. So tensors, and the frames around them, go through a
 connection of their own; the stream is for the greeting, in which the keys are agreed, and for the end.
 
     connecting  the enclave says its word, 16 bytes; the worker replies its own
     record      4 bytes: how many follow, big-endian; then a frame, sealed with AES-256-GCM: ciphertext and tag
 
 Each end gives the other 32 random bytes inside TLS; HKDF makes two words and two keys of them, one for each direction.
-The nonce of a record is its number under its key. After RECORDS of them the next key is made of the last, which is
-forgotten.
+The nonce of a record is its number under its key. After RECORDS of them the next key is made of the last.
 
 Guarantees: nobody but the two ends of the stream reads a frame. One that was changed, left out, repeated or moved, also
     to the other direction or another link, breaks the pipe, and nothing of it is used. A process that was forked from
     an end cannot send: it would use a nonce twice. Contract tests: tests/wire/test_pipe.py.
 Assumes: the stream's TLS kept the 32 bytes of at least one end secret; AES-256-GCM and HKDF-SHA256 are sound.
-Leaks: sizes and times of frames, and that an end is gone, to everybody on the way; as TLS does.
+Leaks: sizes and times of frames, and that an end is gone, to everybody on the way; as TLS does. A worker chooses the
+    port at its own address to which the enclave says a word, 16 bytes, of which a worker that tries long can choose two
+    or three.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import hmac
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -97,6 +99,7 @@ class Pipe:
         for level, option, value in _OPTIONS:
             connection.setsockopt(level, option, value)
         self._process = os.getpid()
+        self._sends, self._receives = threading.Lock(), threading.Lock()  # while the connection is in use
         self._sealing, self._opening = _Direction(mine), _Direction(theirs)
         self._outgoing = memoryview(bytearray(_RECORD + _LENGTH + HEADER_LIMIT + _TAG))  # a header, and a chunk
         self._ahead = memoryview(bytearray(_AHEAD))
@@ -109,6 +112,10 @@ class Pipe:
         """Returns when all of them, each of 1 to CHUNK bytes, are on their way. Raises PipeBroken."""
         if os.getpid() != self._process:
             raise PipeBroken("this pipe belongs to the process that made it, of which this one is a copy")
+        with self._sends:
+            self._send(frames)
+
+    def _send(self, frames: Iterable[Frame]) -> None:
         filled = 0
         for frame in frames:
             size = len(frame) + _TAG
@@ -133,6 +140,10 @@ class Pipe:
 
         place: where it is opened, and given back, if it has just that size. It is written before the tag is looked at.
         """
+        with self._receives:
+            return self._receive(place)
+
+    def _receive(self, place: memoryview | None) -> memoryview | None:
         if not self._read_ahead(_LENGTH):
             return None
         size = int.from_bytes(self._ahead[self._begin : self._begin + _LENGTH], "big")
@@ -187,11 +198,13 @@ class Pipe:
     # --- the end ----------------------------------------------------------------------------------------------------
     def finish(self, patience: float) -> None:
         """Nothing more is sent; returns when the other end has heard so, or after so many seconds."""
+        deadline = time.monotonic() + patience
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
-            self._connection.settimeout(patience)
-            while self._connection.recv(_AHEAD):  # what is left unread would make the kernel drop what was sent
-                pass
+            while (left := deadline - time.monotonic()) > 0:
+                self._connection.settimeout(left)
+                if not self._connection.recv(_AHEAD):  # what is left unread would make the kernel drop what was sent
+                    break
 
     def hang_up(self) -> None:
         """Whoever sends or receives is woken, at both ends."""
@@ -199,8 +212,10 @@ class Pipe:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Not before who sends or receives has noticed: its number would be another connection's."""
         self.hang_up()
-        self._connection.close()
+        with self._sends, self._receives:
+            self._connection.close()
 
 
 class _Direction(Secret):

@@ -17,7 +17,7 @@ from darknight.wire.mapped import Mapped
 from darknight.wire.pipe import Frame, Pipe, PipeBroken
 from darknight.wire.readers import MessageReader, Place, raw
 
-_FAREWELL = 2.0  # seconds for an enclave to take what came through the pipe last
+_FAREWELL = 30.0  # seconds for an enclave to take what came through the pipe last
 
 
 class GrpcSeat:
@@ -152,9 +152,13 @@ class GrpcSeat:
         if self._pipe is not None:
             self._pipe.close()
 
+    def _opened_pipe(self) -> Pipe:
+        assert self._pipe is not None, "it is made once"
+        return self._pipe
+
     def _piped(self, opened: Callable[[], Pipe]) -> Pipe:
         if self._pipe is None:
-            pipe = opened()
+            pipe, self._open_pipe = opened(), self._opened_pipe  # what its keys were made of is not needed any more
             with self._lock:
                 self._pipe = pipe
             if self._over:  # while the enclave was waited for
