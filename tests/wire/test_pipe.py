@@ -665,7 +665,7 @@ def test_what_keys_were_made_of_is_dropped():
         assert ask(link, task()).result(WAIT).call == 1
         assert link.welcome.pipe is None
         (seat,) = made.server._seats
-        assert seat._open_pipe == seat._opened_pipe
+        assert seat._open_pipe is None
 
 
 def test_a_connection_is_closed_when_nobody_uses_it_any_more():

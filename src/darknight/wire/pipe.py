@@ -199,7 +199,7 @@ class Pipe:
     def finish(self, patience: float) -> None:
         """Nothing more is sent; returns when the other end has heard so, or after so many seconds."""
         deadline = time.monotonic() + patience
-        with suppress(OSError):
+        with self._sends, suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             while (left := deadline - time.monotonic()) > 0:
                 self._connection.settimeout(left)

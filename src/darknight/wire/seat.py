@@ -74,8 +74,8 @@ class GrpcSeat:
         try:
             if self._open_mapped is not None:
                 return self._segments().next_frame()
-            if self._open_pipe is not None:
-                return self._piped(self._open_pipe).receive(self._reader.place())
+            if (pipe := self._piped()) is not None:
+                return pipe.receive(self._reader.place())
             return next(self._incoming, None)
         except BadFrame:
             raise
@@ -152,13 +152,10 @@ class GrpcSeat:
         if self._pipe is not None:
             self._pipe.close()
 
-    def _opened_pipe(self) -> Pipe:
-        assert self._pipe is not None, "it is made once"
-        return self._pipe
-
-    def _piped(self, opened: Callable[[], Pipe]) -> Pipe:
-        if self._pipe is None:
-            pipe, self._open_pipe = opened(), self._opened_pipe  # what its keys were made of is not needed any more
+    def _piped(self) -> Pipe | None:
+        opened, self._open_pipe = self._open_pipe, None  # what its keys are made of is not needed any more
+        if opened is not None:
+            pipe = opened()
             with self._lock:
                 self._pipe = pipe
             if self._over:  # while the enclave was waited for
