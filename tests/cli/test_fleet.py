@@ -182,7 +182,7 @@ def test_bench_of_a_file_measures_each_worker(here, site):
     assert table.stdout.count("sealed pipe") == 3
 
 
-def test_bench_of_this_machine_compares_both_transports(here):
+def test_bench_of_this_machine_compares_the_transports(here):
     done = here("fleet", "bench", "--size", "1MiB", "--times", "2", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -163,7 +163,7 @@ def bench(
             raise typer.Exit(1)
         return
     console = Console(stderr=True, highlight=False, emoji=False)
-    with messages_on(console, log_level), display_on(console) as display, display.stage("measuring both transports"):
+    with messages_on(console, log_level), display_on(console) as display, display.stage("measuring the transports"):
         found = measure_transports(nbytes, times=times)
     if json:
         print(dumps(_transport_words(found), indent=2))

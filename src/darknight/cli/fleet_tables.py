@@ -56,12 +56,20 @@ def bench_table(visits: Sequence[Visit], nbytes: int, times: int) -> RenderableT
         table.add_row(
             str(number),
             escape(_called(visit.name, visit.address)),
-            "shared memory" if visit.shared_memory else "sealed pipe" if visit.pipe else "gRPC, TLS",
+            _way(visit),
             _seconds(visit.seconds),
             _rate(nbytes, visit.seconds),
             _seconds(visit.computing_seconds),
         )
     return Group(table, *_problems(visits))
+
+
+def _way(visit: Visit) -> str:
+    if not visit.ok:
+        return "-"
+    if visit.shared_memory:
+        return "shared memory"
+    return "sealed pipe" if visit.pipe else "gRPC, TLS"
 
 
 def transports_table(found: Transports) -> RenderableType:

@@ -12,6 +12,7 @@ Guarantees: only holders of the allowed certificates get a session. A stream tha
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -160,8 +161,9 @@ class WorkerServer:
         except OSError as error:
             if self._keeper is not None:
                 self._keeper.close()
+            why = os.strerror(error.errno) if error.errno else "no such address"
             raise UsageError(
-                f"cannot listen at {host} port {port} for pipes: {error.strerror}. Choose another --pipe-port."
+                f"cannot listen at {host} port {port} for pipes: {why}. Choose another --pipe-port."
             ) from None
         self._pipe_port = listener.getsockname()[1]
         self._porter = Doorkeeper(listener, visitors=PIPE_VISITORS)
