@@ -27,7 +27,7 @@ from darknight.fleet import connect
 from darknight.nn import protect_, unprotect_
 from darknight.runtime import Runtime
 from darknight.types import ForwardTask, Weights
-from darknight.wire import codec, handshake, pipe
+from darknight.wire import codec, handshake
 from darknight.wire.doors import TOKEN
 from darknight.wire.grpc_link import GrpcLink
 from darknight.wire.identity import CERTIFICATE_FILE, WORKER
@@ -61,13 +61,13 @@ class Conversation:
 class Tap:
     """Listens on a port of its own, passes everything on to `target` and back, and keeps a copy."""
 
-    def __init__(self, target, *, pipe=False):
+    def __init__(self, target, *, at=("127.0.0.1", 0), pipe=False):
         self._pipe = pipe
         host, port = target.rsplit(":", 1)
         self._target = host, int(port)
         self.conversations = []
-        self._sockets = [socket.create_server(("127.0.0.1", 0))]
-        self.address = f"127.0.0.1:{self._sockets[0].getsockname()[1]}"
+        self._sockets = [socket.create_server(at)]
+        self.address = f"{at[0]}:{self._sockets[0].getsockname()[1]}"
         self._threads = []
         self._run(self._accept)
 
@@ -96,6 +96,13 @@ class Tap:
             thread.join()
         for sock in self._sockets:
             sock.close()
+
+
+def taps_of(worker, stack):
+    """One where a worker listens, and one for its pipes: at another address, and there at the port that it names."""
+    stream = stack.enter_context(Tap(worker.address, at=("127.0.0.2", 0)))
+    port = worker.pipe_port
+    return stream, stack.enter_context(Tap(f"127.0.0.1:{port}", at=("127.0.0.2", port), pipe=True))
 
 
 def _pass_on(source, sink, copy):
@@ -152,13 +159,12 @@ def server_name():
 
 
 def pipe_records(stream):
-    """What is behind the word with which it begins: the sealed frames, whole."""
+    """What is behind the word with which it begins: the sealed frames. The end may cut the last."""
     found, place = [], TOKEN
     while place < len(stream):
-        (length,) = struct.unpack(">I", stream[place : place + 4])
+        length = int.from_bytes(stream[place : place + 4], "big")
         assert 16 < length <= codec.CHUNK + 16, f"byte {place}: a record of {length} bytes"
         found.append(bytes(stream[place + 4 : place + 4 + length]))
-        assert len(found[-1]) == length, "the last record is cut"
         place += 4 + length
     return found
 
@@ -236,19 +242,14 @@ def site(tmp_path_factory):
 
     with ExitStack() as stack:
         workers = stack.enter_context(real_workers(folder, {operator: {} for operator in OPERATORS}))
-        taps = [stack.enter_context(Tap(worker.address)) for worker in workers]
-        entries = [worker.entry.replace(worker.address, tap.address) for worker, tap in zip(workers, taps, strict=True)]
+        taps, entries = [], []
+        for worker in workers:
+            taps += taps_of(worker, stack)
+            entries.append(worker.entry.replace(worker.address, taps[-2].address))
         (folder / "fleet.toml").write_text("\n".join(entries))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(GrpcLink, "post", spy_post)
         patch.setattr(GrpcLink, "ask", spy_ask)
-        dial = pipe.dial
-
-        def dial_a_tap(host, port, *arguments):
-            taps.append(stack.enter_context(Tap(f"{host}:{port}", pipe=True)))
-            return dial(host, int(taps[-1].address.rsplit(":", 1)[1]), *arguments)
-
-        patch.setattr(pipe, "dial", dial_a_tap)
         for _ in range(TIMES):
             with connect(folder / "fleet.toml", patience=60) as fleet:
                 train(fleet, images)

@@ -17,10 +17,11 @@ from darknight.wire.identity import CERTIFICATE_FILE, ENCLAVE, Identity
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker's process, where it listens, and the entry that it printed for the fleet file."""
+    """A worker's process, where it listens and waits with pipes, and the entry that it printed for the fleet file."""
 
     process: subprocess.Popen[str]
     address: str
+    pipe_port: int | None
     entry: str
 
 
@@ -48,7 +49,8 @@ def announced(process: subprocess.Popen[str]) -> Worker:
         assert line, f"the worker ended with {process.wait()}: {said}"
         said += line
     (address,) = [line.split()[1] for line in said.splitlines() if line.strip().startswith("listening")]
-    return Worker(process, address, said[said.index("[[worker]]") :])
+    ports = [int(line.split()[2]) for line in said.splitlines() if line.strip().startswith("pipes")]
+    return Worker(process, address, ports[0] if ports else None, said[said.index("[[worker]]") :])
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from darknight.trust.simulated_authority import KEY_FILE, ROOT_FILE
 from darknight.trust.simulation import SoftwarePlatform
 from darknight.wire.job_channel import JobChannel
 from fleet.observing import smooth_images
-from fleet.test_on_the_wire import Conversation, Tap
+from fleet.test_on_the_wire import Conversation, Tap, taps_of
 from fleet.workers import ending, real_workers
 from service import confined
 from service.enclaves import OPERATORS, Enclave, Quiet, launch_enclave, opened, place, seal, write_job, write_policy
@@ -116,8 +116,10 @@ def record(folder: Path) -> Recording:
     recording = Recording(client, host, enclave, job)
     with ExitStack() as stack:
         workers = stack.enter_context(real_workers(host, {operator: {} for operator in OPERATORS}))
-        taps = [stack.enter_context(Tap(worker.address)) for worker in workers]
-        entries = [worker.entry.replace(worker.address, tap.address) for worker, tap in zip(workers, taps, strict=True)]
+        taps, entries = [], []
+        for worker in workers:
+            taps += taps_of(worker, stack)
+            entries.append(worker.entry.replace(worker.address, taps[-2].address))
         fleet = f'[enclave]\nidentity = "{host / "enclave"}"\n\n' + "\n".join(entries)
         (enclave / "fleet.toml").write_text(fleet)
         stack.enter_context(_overheard(recording.said))

@@ -42,6 +42,7 @@ from fleet.test_on_the_wire import (
     Tap,
     _answering_nothing,
     hello_of,
+    pipe_records,
     tls_records,
 )
 from service.confined import can_confine
@@ -237,10 +238,13 @@ def test_nothing_is_found(recording, sought, where, figure):
 
 
 @pytest.mark.parametrize("end", ["to_client", "to_workers"])
-def test_every_byte_on_the_wire_is_tls_1_3(recording, end):
+def test_every_byte_on_the_wire_is_tls_1_3_or_sealed(recording, end):
     """So what is not found by the search is not there in another form either, compressed for example."""
-    conversations = getattr(recording, end)
+    conversations = [talk for talk in getattr(recording, end) if not talk.pipe]
+    pipes = [talk for talk in getattr(recording, end) if talk.pipe]
     assert len(conversations) >= len(ENDS)
+    assert bool(pipes) == (end == "to_workers")
+    assert all(pipe_records(stream) for talk in pipes for stream in (talk.up, talk.down))
     for talk in conversations:
         for stream in (talk.up, talk.down):
             kinds = [kind for kind, _ in tls_records(stream)]
