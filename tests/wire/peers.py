@@ -25,6 +25,8 @@ from darknight.types import (
 from darknight.wire.grpc_link import connect
 from darknight.wire.grpc_seat import WorkerServer
 from darknight.wire.identity import ENCLAVE, WORKER, Identity
+from darknight.wire.outbox import Outbox
+from darknight.wire.seat import GrpcSeat
 from darknight.wire.seeds import share_of
 from darknight.wire.shared_memory import Host
 
@@ -142,6 +144,23 @@ def ask(link, message):
 
 def everything():
     return Forget(everything=True)
+
+
+def frames_through_grpc(monkeypatch) -> list:
+    """What goes through the streams of links from now on, in both directions, as it goes."""
+    seen = []
+
+    def watched(original):
+        def watch(self, *arguments):
+            for frame in original(self, *arguments):
+                seen.append(frame)
+                yield frame
+
+        return watch
+
+    monkeypatch.setattr(GrpcSeat, "frames", watched(GrpcSeat.frames))
+    monkeypatch.setattr(Outbox, "frames", watched(Outbox.frames))
+    return seen
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from darknight.types import Pass
-from darknight.wire import grpc_link
 from darknight.wire.bell import OVER, Bell
 from darknight.wire.fields import HEADER_LIMIT, BadFrame
 from darknight.wire.link import LinkClosed, Misbehaved
@@ -17,7 +16,7 @@ from darknight.wire.mapped import BadPlace, Mapped
 from darknight.wire.seat import GrpcSeat
 from darknight.wire.segments import Kind
 from darknight.wire.shared_memory import Host, Memory
-from wire.peers import EchoSession, ask, bench, everything, task, weights
+from wire.peers import EchoSession, ask, bench, everything, frames_through_grpc, task, weights
 
 DOOR = f"@darknight-bell-{os.getpid()}"
 
@@ -147,19 +146,7 @@ def test_a_worker_that_reads_nothing_is_given_up():
 # --- whole links ------------------------------------------------------------------------------------------------------
 def test_with_shared_memory_nothing_but_the_greeting_goes_through_the_network(monkeypatch):
     """So it is in both directions. The test can fail: without shared memory the same messages are seen there."""
-    seen = []
-    frames, sent = GrpcSeat.frames, grpc_link.Outbox.frames
-
-    def watched(original):
-        def watch(self, *arguments):
-            for frame in original(self, *arguments):
-                seen.append(frame)
-                yield frame
-
-        return watch
-
-    monkeypatch.setattr(GrpcSeat, "frames", watched(frames))
-    monkeypatch.setattr(grpc_link.Outbox, "frames", watched(sent))
+    seen = frames_through_grpc(monkeypatch)
     counts = []
     for options in ({"shared_memory": DOOR}, {"pipe_port": None}):
         with bench(**options) as made:

@@ -28,7 +28,7 @@ from darknight.wire.outbox import MOST_PARCELS, Outbox
 from darknight.wire.pipe import Agreement, Pipe, PipeBroken, _Direction, new_secret
 from darknight.wire.readers import Question, ReplyReader, raw
 from darknight.wire.seat import GrpcSeat
-from wire.peers import ABOUT, EchoSession, ask, backward, bench, expected, task, weights
+from wire.peers import ABOUT, EchoSession, ask, backward, bench, expected, frames_through_grpc, task, weights
 from wire.rogue import rogue_worker, tap
 from wire.test_fuzz import mutated
 
@@ -328,18 +328,7 @@ def test_what_was_sent_last_is_read_though_the_other_end_sent_more():
 
 # --- whole links ------------------------------------------------------------------------------------------------------
 def test_with_a_pipe_nothing_but_the_greeting_goes_through_grpc(monkeypatch):
-    seen = []
-
-    def watched(original):
-        def watch(self, *arguments):
-            for frame in original(self, *arguments):
-                seen.append(frame)
-                yield frame
-
-        return watch
-
-    monkeypatch.setattr(GrpcSeat, "frames", watched(GrpcSeat.frames))
-    monkeypatch.setattr(Outbox, "frames", watched(Outbox.frames))
+    seen = frames_through_grpc(monkeypatch)
     counts = []
     for options in ({}, {"pipe_port": None}):
         with bench(**options) as made:

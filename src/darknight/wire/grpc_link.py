@@ -38,7 +38,8 @@ from torch import Tensor
 
 from darknight.errors import OpError
 from darknight.types import Answer, Expected, Forget, Refusal, Reply, Task, Weights
-from darknight.wire import codec, handshake, pipe
+from darknight.wire import codec, handshake
+from darknight.wire import pipe as pipes
 from darknight.wire.bell import OVER, Bell
 from darknight.wire.codec import BadFrame
 from darknight.wire.doors import knock
@@ -146,7 +147,7 @@ def _left(deadline: float) -> float:
 def _opened(address: str, secret: bytes, theirs: handshake.Waiting, timeout: float) -> Pipe:
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
     try:
-        return pipe.dial(host, theirs.port, Agreement.of(secret, theirs.secret), timeout)
+        return pipes.dial(host, theirs.port, Agreement.of(secret, theirs.secret), timeout)
     except PipeBroken as error:
         raise _NoPipe(str(error)) from None
 

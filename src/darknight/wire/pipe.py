@@ -1,8 +1,8 @@
 """Sealed pipes: the frames of a link between machines, over a TCP connection beside its gRPC stream.
 
 gRPC cuts what it sends into TLS records of 16 KiB, copies it several times and wakes several threads for each frame,
-which costs the enclave more than twice as much. So tensors, and the frames around them, go through a
-connection of their own; the stream is for the greeting, in which the keys are agreed, and for the end.
+which costs the enclave more than twice as much. So tensors, and the frames around them, go through a connection of
+their own; the stream is for the greeting, in which the keys are agreed, and for the end.
 
     connecting  the enclave says its word, 16 bytes; the worker replies its own
     record      4 bytes: how many follow, big-endian; then a frame, sealed with AES-256-GCM: ciphertext and tag
@@ -150,8 +150,7 @@ class Pipe:
         self._begin += _LENGTH
         if not _TAG < size <= len(self._sealed):
             raise PipeBroken("what came is no record; somebody changed it on the way, or it is not the other end")
-        fits = place is not None and len(place) == size - _TAG
-        frame = place if place is not None and fits else self._frame[: size - _TAG]
+        frame = self._frame[: size - _TAG] if place is None or len(place) != size - _TAG else place
         self._opening.open(self._record(size), frame)
         return frame
 

@@ -72,18 +72,22 @@ class GrpcSeat:
                 return None
             self._waiting = True
         try:
-            if self._open_mapped is not None:
-                return self._segments().next_frame()
-            if (pipe := self._piped()) is not None:
+            if (pipe := self._piped()) is None:
+                return self._from_stream_or_door()
+            with suppress(PipeBroken):  # the enclave hears of it at its own end
                 return pipe.receive(self._reader.place())
-            return next(self._incoming, None)
-        except BadFrame:
-            raise
-        except Exception:  # gRPC raises a bare Exception when the stream is cancelled; or the pipe broke
             return None
         finally:
             with self._lock:
                 self._waiting = False
+
+    def _from_stream_or_door(self) -> bytes | None:
+        try:
+            return next(self._incoming, None) if self._open_mapped is None else self._segments().next_frame()
+        except BadFrame:
+            raise
+        except Exception:  # gRPC raises a bare Exception when the stream is cancelled
+            return None
 
     def write(self, ticket: int, reply: Reply) -> None:
         """Returns when the reply before this one has been sent, or the stream is over.
