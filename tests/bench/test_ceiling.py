@@ -47,6 +47,12 @@ def test_every_protected_layer_has_its_phases(found):
     assert all({"encode", "decode", "check"} <= spent.keys() for spent in found.layers.values())
 
 
+def test_what_the_rates_expect_of_masked_layers_is_there_beside_it(found):
+    assert found.expected > 0
+    spent = sum(sum(layer.values()) for layer in found.layers.values())
+    assert spent < found.masked_seconds < found.enclave
+
+
 def test_a_slower_enclave_lowers_the_ceiling_and_shows_where(found, monkeypatch):
     encode = masked_field.MaskedField._shares
 

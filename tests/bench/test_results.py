@@ -32,6 +32,7 @@ FIELD = Ceiling(
     wall=9.0,
     processors=12.0,
     masked=("features.0.0",),
+    expected=1.75,
     phases={"encode": 1.5, "check": 0.5},
     layers={"features.0.0": {"encode": 1.5, "check": 0.5}},
 )
@@ -87,6 +88,7 @@ def test_ratios_come_with_what_they_are_made_of():
     parts = found["breakdown"]["sealed"]["train"]["mobilenet_v2"]
     assert parts["enclave"]["layers"] == {"features.0.0": {"encode": 1.5, "check": 0.5}}
     assert parts["processors_over_plain"] == 12.0
+    assert parts["masked_layers_seconds"] == {"measured": 2.0, "expected_by_rates": 1.75}
     limits = found["roofline"]["shm"]["train"]["mobilenet_v2"]
     assert limits["measured_over_least"] == limits["measured_seconds"] / limits["least_seconds"]
     assert limits["phases"]["encode"]["measured_seconds"] == 1.5

@@ -164,6 +164,19 @@ def test_by_cost_this_machine_is_measured(here, monkeypatch):
     assert planned(here(f"{flags} --json"))["assumptions"]["rates"]["copy"] > 0
 
 
+def test_workers_on_other_machines_get_less_than_local_ones(here, monkeypatch):
+    """A byte that is sealed costs a second, a multiplication next to nothing, and all else nothing."""
+    rates = Rates(**{**dict.fromkeys(Rates.__dataclass_fields__, 0.0), "product": 1e-9, "grouped": 1e-9, "link": 1.0})
+    monkeypatch.setattr("darknight.cli.plan.measured_rates", lambda: rates)
+    flags = "--model mobilenet-small --shape 3x32x24 --place cost --json"
+    far, near = planned(here(flags)), planned(here(f"{flags} --local"))
+    assert (far["fleet"]["local"], near["fleet"]["local"]) == (False, True)
+    assert not products(far, "masked")
+    assert products(near, "masked")
+    assert any("workers on other machines" in words for words in far["assumptions"]["words"])
+    assert any("workers on this machine" in words for words in near["assumptions"]["words"])
+
+
 def test_real_arithmetic_within_a_target(here):
     found = planned(here("--arithmetic real --leakage-target 0.5 --epochs 3 --json"))
     noise = found["scheme"]["arithmetic"]["noise_std"]

@@ -152,6 +152,9 @@ def test_shared_memory_is_used_where_the_file_names_it(site):
     with connect(path) as fleet:
         assert [fleet.ready(worker) for worker in range(2)] == [False, True]
         assert "darknight-nobody" in fleet.trouble(0)
+        assert fleet.elsewhere == 1.0  # all that were reached
+    with connect(fleet_file(site)) as fleet:
+        assert fleet.elsewhere == pytest.approx(2 / 3)
 
 
 def test_a_worker_that_comes_later_joins_and_if_it_dies_the_others_go_on(site):

@@ -71,6 +71,7 @@ def test_workers_are_processes_of_their_own(fleet):
     assert all(alive(pid) for pid in pids)
     assert fleet.operators == ("simulated-0", "simulated-1", "simulated-2", "simulated-3")
     assert all(fleet.ready(worker) for worker in range(4))
+    assert fleet.elsewhere == 0.0
 
 
 def test_training_through_them_gives_the_bits_of_the_enclave_alone(fleet):

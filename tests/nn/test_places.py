@@ -170,6 +170,18 @@ def test_with_an_example_each_layer_goes_where_it_is_cheaper():
     assert "than to mask and check (6e+04 s)" in why
 
 
+def test_what_is_sealed_for_other_machines_counts(monkeypatch):
+    """Here sending is free and computing nearly so; a byte to another machine costs a second."""
+    rates = replace(NOTHING, product=1e-9, grouped=1e-9, link=1.0)
+    found = []
+    for elsewhere in (0.0, 0.5):
+        with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
+            monkeypatch.setattr(type(fleet), "elsewhere", elsewhere)
+            found.append(places(dk.protect_(network(), runtime, example=random(*SHAPE), rates=rates)))
+    assert [set(each.values()) for each in found] == [{MASKED, ENCLAVE}, {ENCLAVE}]
+    assert {name for name in found[0] if found[0][name] == MASKED} == {"0", "3", "5"}
+
+
 def test_the_size_of_the_batch_decides_and_inference_costs_one_pass():
     def masked(count, **settings):
         report = protected_places(example=torch.empty(count, *SHAPE[1:]), rates=BETWEEN, **settings)

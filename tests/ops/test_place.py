@@ -23,6 +23,7 @@ SERVER = Rates(
     fold=3e-8,
     check=4e-4,
     message=3e-4,
+    link=3e-10,
     call=3e-4,
 )
 SHARING = Sharing(inputs=4, colluders=1, workers=6, computing=5, answering=6, training=True)
@@ -78,7 +79,7 @@ def test_weights_decide_about_a_large_layer_with_a_small_batch():
     """
     assert stays_by_cost([HEAD], SHARING, SERVER)
     assert not stays_by_cost([replace(HEAD, x_shape=(2048, 25088))], SHARING, SERVER)
-    assert sent_seconds(HEAD, INFERENCE, SERVER) < sent_seconds(HEAD, SHARING, SERVER) / 5
+    assert sent_seconds(HEAD, INFERENCE, SERVER) < sent_seconds(HEAD, SHARING, SERVER) / 4
     assert stays_by_cost([HEAD], INFERENCE, SERVER)
 
 
@@ -89,15 +90,16 @@ X, Y, W = 3 * 4 * 5, 3 * 6 * 5, 12
 GX, GY = 2 * 4 * 5, 2 * 6 * 5  # numbers of one share of x, and of y
 FEW = Sharing(inputs=2, colluders=1, workers=5, computing=4, answering=4, training=True)
 COUNTS = {
-    "copy": 4 * (5 * GX + 4 * GY + 5 * GY + 4 * GX + 5 * W + 4 * W),
-    "encode": 4 * (2 * X + 6 * GX + W + 2 * Y + 6 * GY + X),
-    "decode": 4 * (4 * GY + 2 * Y + 4 * GX + 2 * X + 4 * W + 2 * W),
-    "survey": X + W + Y,
+    "copy": 4 * W,
+    "encode": 4 * (X + 7 * GX + 2 * W + Y + 7 * GY + Y),
+    "decode": 4 * (4 * GY + Y + 4 * GX + X + 4 * W + W),
+    "survey": X + W + Y + X,
     "rounding": Y,
-    "weigh": 3 * (X + Y + W),
+    "weigh": (X + W) + (Y + W) + (X + Y),
     "fold": 3 * 2 * (5 + 5),
     "check": 3,
     "message": 3 * 5,
+    "link": 0,
     "call": 2,
     "product": 0,
     "grouped": 0,
@@ -109,12 +111,36 @@ def test_what_sending_counts(rate):
     assert sent_seconds(FORM, FEW, replace(NOTHING, **{rate: 1.0})) == COUNTS[rate]
 
 
+@pytest.mark.parametrize("rate", COUNTS)
+def test_what_sending_to_other_machines_counts(rate):
+    """Shares, answers, weights and their gradients are sealed, and weights are not written for who is here."""
+    other = {"copy": 0, "message": 2 * 3 * 5, "link": 4 * (5 * GX + 4 * GY + 5 * GY + 4 * GX + 5 * W + 4 * W)}
+    rates = replace(NOTHING, **{rate: 1.0})
+    assert sent_seconds(FORM, replace(FEW, elsewhere=1.0), rates) == other.get(rate, COUNTS[rate])
+    if rate in other:  # and so much of it as goes there
+        between = (COUNTS[rate] + 3 * other[rate]) / 4
+        assert sent_seconds(FORM, replace(FEW, elsewhere=0.75), rates) == between
+
+
+def test_who_gets_a_seed_is_sent_nothing_else():
+    seeded = replace(FEW, seeded=2, elsewhere=1.0)
+    assert sent_seconds(FORM, seeded, replace(NOTHING, encode=1.0)) == COUNTS["encode"] - 4 * 2 * (GX + GY)
+    less = sent_seconds(FORM, replace(FEW, elsewhere=1.0), replace(NOTHING, link=1.0)) - 4 * 2 * (GX + GY)
+    assert sent_seconds(FORM, seeded, replace(NOTHING, link=1.0)) == less
+
+
+def test_a_layer_that_pays_here_need_not_pay_on_other_machines():
+    between = Form(op=Conv.make((1, 1)), x_shape=(16, 256, 28, 28), w_shape=(256, 256, 1, 1))
+    assert not stays_by_cost([between], SHARING, SERVER)
+    assert stays_by_cost([between], replace(SHARING, elsewhere=1.0), SERVER)
+
+
 def test_what_is_not_wanted_is_not_counted():
     first = replace(FORM, grad_input=False)
     assert sent_seconds(first, FEW, replace(NOTHING, check=1.0)) == 2
     assert sent_seconds(FORM, replace(FEW, checked=False), replace(NOTHING, check=1.0)) == 1  # the weights' gradient
     inference = replace(FEW, training=False)
-    for rate, count in {"message": 5, "survey": X + W, "weigh": X + Y + W}.items():
+    for rate, count in {"message": 5, "survey": X + W, "weigh": X + W}.items():
         assert sent_seconds(FORM, inference, replace(NOTHING, **{rate: 1.0})) == count
     assert alone_seconds(first, replace(NOTHING, grouped=1.0), training=True) == 2 * (2 * W * 3 * 5) / 2
 

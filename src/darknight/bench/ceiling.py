@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor, nn
 
 from darknight.bench.links import fleet_over
 from darknight.bench.processors import processor_seconds
@@ -24,8 +25,11 @@ from darknight.bench.room import require_room
 from darknight.bench.steps import Step, examples, network, step_of
 from darknight.coding import Scheme
 from darknight.errors import UsageError
+from darknight.fleet import Fleet
 from darknight.nn import STRUCTURE, protect_at
-from darknight.runtime import Runtime, keep_memory
+from darknight.nn.places import forms_of
+from darknight.ops.cost import sent_seconds
+from darknight.runtime import Runtime, keep_memory, measured_rates, sharing_of
 from darknight.runtime.phases import OUTSIDE, measured
 from darknight.runtime.threads import one_thread
 
@@ -42,6 +46,7 @@ class Ceiling:
     """Seconds of the processor, the best of `times`. phases and layers: of the enclave's best step.
 
     layers: by layer and phase. place: where products were computed (ops.place). masked: the layers that workers do.
+    expected: what these cost the enclave by the rates of this machine (ops.cost), which decide where layers go.
     wall: the protected step's seconds on the clock, over the plain one's. processors: those of the enclave and all
     workers together, over the plain step's.
     """
@@ -60,12 +65,18 @@ class Ceiling:
     links: str = "shm"
     place: str = STRUCTURE
     masked: tuple[str, ...] = ()
+    expected: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         return self.plain / self.enclave
+
+    @property
+    def masked_seconds(self) -> float:
+        """Of the enclave, for the layers that workers do: what `expected` is to be held against."""
+        return sum(sum(spent.values()) for spent in self.layers.values()) + self.phases.get(THREADS, 0.0)
 
 
 @dataclass
@@ -121,6 +132,8 @@ def measure_ceiling(
         stack.enter_context(fleet)
         runtime = stack.enter_context(Runtime(used, fleet))
         report = protect_at(place, private, runtime, tuple(images.shape))
+        masked = _names(row.name for row in report.masked)
+        expected = _expected(plain, masked, images, used, fleet)
         enclave = _Best(tuple(fleet.processes.values()))
         protected = step_of(private, images, labels, training=training)
         unprotected = {
@@ -149,7 +162,8 @@ def measure_ceiling(
         processors=enclave.processors / plains[fastest].seconds,
         scheme=used,
         links=links,
-        masked=_names(row.name for row in report.masked),
+        masked=masked,
+        expected=expected,
         phases=phases,
         layers=layers,
     )
@@ -161,6 +175,12 @@ def _settled(best: _Best, step: Step, *, counts: bool) -> None:
         best.time(step)
     else:
         step()
+
+
+def _expected(model: nn.Module, masked: Iterable[str], images: Tensor, scheme: Scheme, fleet: Fleet) -> float:
+    calls = forms_of(model, {name: model.get_submodule(name) for name in masked}, images, training=scheme.training)
+    sharing, rates = sharing_of(scheme, fleet.elsewhere), measured_rates()
+    return sum(sent_seconds(form, sharing, rates) for forms in calls.values() for form in forms)
 
 
 def _names(rows: Iterable[str]) -> tuple[str, ...]:

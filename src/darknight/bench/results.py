@@ -124,6 +124,7 @@ def _parts(found: Ceiling) -> dict[str, Any]:
         "masked_layers": len(found.masked),
         "plain": {"seconds": found.plain, "layout": found.layout},
         "enclave": {"seconds": found.enclave, "phases": dict(found.phases), "layers": dict(found.layers)},
+        "masked_layers_seconds": {"measured": found.masked_seconds, "expected_by_rates": found.expected},
         **_passing(found),
     }
 

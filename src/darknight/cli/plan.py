@@ -43,6 +43,7 @@ def plan(
     operators: Annotated[
         str | None, option(_FLEET, "Who runs them, such as north,south:2 for one and two workers.")
     ] = None,
+    local: Annotated[bool, option(_FLEET, "They are on the enclave's machine; for --place cost.", "--local")] = False,
     unreliable: Annotated[
         float, option(_FLEET, "How many of all answers go missing, of 1: what spares are for.")
     ] = Request.unreliable,
@@ -113,6 +114,7 @@ def plan(
         prices=_prices(enclave_price, worker_price),
         place=place,
         rates=measured_rates() if place == COST else None,
+        local=local,
         speeds=Speeds(
             worker_gflops=worker_gflops,
             link_gbits=link_gbits,

@@ -40,6 +40,7 @@ def plan_summary(plan: Plan, file: Path | None) -> dict[str, Any]:
             "operators": dict(Counter(request.operators)),
             "workers": len(request.operators),
             "usable": request.usable_workers,
+            "local": request.local,
             "used": scheme.workers,
             "standbys": plan.standbys,
         },
@@ -177,7 +178,8 @@ def _assumptions(request: Request) -> list[str]:
         f"{request.unreliable:g} of all answers missing, which takes {speeds.notice_ms:g} ms to notice",
         "no retries after overflow",
     ]
-    found += ["where layers are cheaper: this machine"] if request.rates is not None else []
+    whose = "workers on this machine" if request.local else "workers on other machines"
+    found += [f"where layers are cheaper: this machine's speed, {whose}"] if request.rates is not None else []
     return [*found, "no evaluation after an epoch"] if request.training else found
 
 

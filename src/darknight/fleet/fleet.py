@@ -138,6 +138,12 @@ class Fleet:
         """Whether it is sent a seed in the place of a share that is noise."""
         return self._lines[worker].takes_seeds
 
+    @property
+    def elsewhere(self) -> float:
+        """How many of the workers that were reached are on other machines, as a part of 1."""
+        reached = [line.shares_memory for line in self._lines if line.shares_memory is not None]
+        return sum(not shares for shares in reached) / max(1, len(reached))
+
     def epoch(self, worker: int) -> int:
         """How often it began with an empty memory: what it was sent in another epoch it does not have any more."""
         return self._lines[worker].epoch

@@ -106,6 +106,12 @@ class Line:
         link = self._link
         return link is not None and link.takes_seeds
 
+    @property
+    def shares_memory(self) -> bool | None:
+        """Whether tensors go through memory of this machine; None if it was not reached yet."""
+        link = self._link
+        return None if link is None else link.shares_memory
+
     def post(self, message: Weights | Forget) -> None:
         """Sends what has no answer. Raises WorkerError if the worker is not ready, or no longer."""
         try:

@@ -31,18 +31,19 @@ def cheaper_at_home(
             raise ProtectError("rates without an example: what a layer costs depends on its batch. Give one.")
         calls: Mapping[str, list[Form]] = {}
     else:
-        calls = _forms(model, layers, example, training=runtime.scheme.training)
+        calls = forms_of(model, layers, example, training=runtime.scheme.training)
         rates = measured_rates() if rates is None else rates
+    sharing = sharing_of(runtime.scheme, 0.0 if runtime.fleet is None else runtime.fleet.elsewhere)
     found = {}
     for path, module in layers.items():
         if rates is not None and path in calls:
-            found[path] = stays_by_cost(calls[path], sharing_of(runtime.scheme), rates)
+            found[path] = stays_by_cost(calls[path], sharing, rates)
         else:
             found[path] = stays_by_structure(op_of(module), _weight_shape(module))
     return {path: why for path, why in found.items() if why}
 
 
-def _forms(
+def forms_of(
     model: nn.Module, layers: Mapping[str, nn.Module], example: object, *, training: bool
 ) -> dict[str, list[Form]]:
     """Every call of a layer in one forward pass."""

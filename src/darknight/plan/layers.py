@@ -112,7 +112,8 @@ class Network:
     """One network at work on batches of one size.
 
     layers: in the order in which they run. parameters: how many numbers are trained. saved_bytes: activations that
-    autograd keeps until the backward pass, the input among them. rates: if products go where they are cheaper at these.
+    autograd keeps until the backward pass, the input among them. rates: if products go where they are cheaper at these,
+    with so many workers `elsewhere` (ops.cost.Sharing).
     """
 
     batch_size: int
@@ -122,6 +123,7 @@ class Network:
     parameters: int
     saved_bytes: int
     rates: Rates | None = None
+    elsewhere: float = 0.0
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -144,6 +146,7 @@ class Network:
         """The network under a scheme: what is cheaper to compute than to send under it stays."""
         if self.rates is None:
             return self
+        sharing = replace(sharing, elsewhere=self.elsewhere)
         return replace(self, layers=tuple(self._placed(layer, sharing, self.rates) for layer in self.layers))
 
     def _placed(self, layer: Product | Resident, sharing: Sharing, rates: Rates) -> Product | Resident:
@@ -161,8 +164,11 @@ def count_network(
     training: bool,
     place: str = STRUCTURE,
     rates: Rates | None = None,
+    elsewhere: float = 0.0,
 ) -> Network:
-    """One forward pass, and for training one backward pass, without the loss. place, rates: as in Request."""
+    """One forward pass, and for training one backward pass, without the loss. place, rates: as in Request; elsewhere:
+    as in Network.
+    """
     with torch.device("meta"):
         model = build_model(name, shape=shape, classes=classes, seed=0).train(training)
         for module in model.modules():
@@ -185,6 +191,7 @@ def count_network(
         parameters=sum(parameter.numel() for parameter in trained),
         saved_bytes=saved.bytes_without(trained) if training else batch.nbytes,
         rates=rates,
+        elsewhere=elsewhere,
     )
 
 

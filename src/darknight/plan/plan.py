@@ -98,6 +98,7 @@ def make_plan(request: Request) -> Plan:
         training=request.training,
         place=request.place,
         rates=request.rates,
+        elsewhere=0.0 if request.local else 1.0,
     )
     choices = choose(request, network)
     if not choices.safe:

@@ -66,7 +66,8 @@ class Request:
     "field", "real", or "auto": whichever is cheaper within the target, and the field if there is none. leakage_target:
     nats about one example over the whole run, at most; None for as few as possible, which is none. unreliable: how many
     of all answers are missing, as a share of 1; the default is a guess, not a measurement. place: where products are
-    computed (ops.place); by cost, at the enclave's `rates`.
+    computed (ops.place); by cost, at the enclave's `rates`. local: workers are on the enclave's machine and share
+    memory with it, so that nothing need be sealed; it matters to places by cost alone.
     """
 
     model: str
@@ -88,6 +89,7 @@ class Request:
     speeds: Speeds = field(default_factory=Speeds)
     place: str = STRUCTURE
     rates: Rates | None = None
+    local: bool = False
 
     def __post_init__(self) -> None:
         check_place(self.place)

@@ -2,26 +2,27 @@
 
 Each rate is the best of a few runs of the function that a layer call uses, on one thread and in seconds of the
 processor, over tensors of a megabyte or more. The runs take turns: a tenth of a second in which the machine had other
-things to do (a process that ends, a kernel that looks for large pages) must not decide where layers go. Only messages
-are not measured as they are, because that takes a worker: an echo between two threads is measured, and a message is so
-many of them, measured in one go (docs/adr/0018).
+things to do (a process that ends, a kernel that looks for large pages) must not decide where layers go; and each finds
+other data in the caches than its own, as it does in a step. Only messages are not measured as they are, because that
+takes a worker: a layer call without workers is measured, and a message is a part of it (docs/adr/0042).
 """
 
 from __future__ import annotations
 
 import functools
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from torch import Tensor
 
 from darknight.coding import Field, Scheme, draw_code, field
-from darknight.coding.fixed_point import checksum, survey
-from darknight.integrity import verified_forward, verified_grad_weight
+from darknight.coding.fixed_point import survey
+from darknight.integrity import Rounded, verified_forward, verified_grad_weight, weighing_for
 from darknight.ops import Conv, Linear
 from darknight.ops.cost import Rates, Sharing
 from darknight.randomness import Randomness, Rounding, words_of
@@ -31,19 +32,21 @@ from darknight.runtime.threads import one_thread
 _TIMES = 3
 _LONGEST = 0.7  # seconds after which no other round begins, so that all of them take less than one
 _BATCH = 8
-_SIDE = 28
+_SIDES = 28, 56  # of what is multiplied, and of what is masked and weighed
 _CHANNELS = 64
 _COPIED = 32 << 20
 _EXPONENT = 7  # of values below 8: ten bits
 _LARGEST = 1 << 10
 _SCHEME = Scheme(inputs=4, colluders=1)
 _PASSES = 3
-_ECHO_COUNT = 100
-_ECHOES = 40  # a message of the wire: its headers, its memory, the threads of its link
+_MESSAGE = 0.65  # of a call: headers, memory, and taking the answer
+_RECORD = 1 << 20  # bytes that are sealed at once
+_RECORDS = 8
+_TAG = 16
 
 
-def sharing_of(scheme: Scheme) -> Sharing:
-    """What decides the costs of sending under a scheme."""
+def sharing_of(scheme: Scheme, elsewhere: float = 0.0) -> Sharing:
+    """What decides the costs of sending under a scheme. elsewhere: as in Sharing."""
     parity = scheme.integrity in ("parity", "both")
     return Sharing(
         inputs=scheme.inputs,
@@ -55,6 +58,7 @@ def sharing_of(scheme: Scheme) -> Sharing:
         width=4 if isinstance(scheme.arithmetic, Field) else scheme.arithmetic.dtype.itemsize,
         checked=scheme.integrity in ("freivalds", "both"),
         seeded=scheme.colluders if isinstance(scheme.arithmetic, Field) and scheme.mixing == "systematic" else 0,
+        elsewhere=elsewhere,
     )
 
 
@@ -66,16 +70,17 @@ Runs = dict[str, tuple[Run, int]]  # by rate, with how many bytes, numbers or fl
 def measured_rates() -> Rates:
     """Of this machine, as it is now; the same for the rest of the process."""
     with one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False), Runtime(_SCHEME, None) as runtime:
-        x = torch.linspace(-7, 7, _BATCH * _CHANNELS * _SIDE * _SIDE).view(_BATCH, _CHANNELS, _SIDE, _SIDE)
+        x, large = (torch.linspace(-7, 7, _BATCH * _CHANNELS * n * n).view(_BATCH, _CHANNELS, n, n) for n in _SIDES)
         source, target = (torch.ones(_COPIED, dtype=torch.uint8) for _ in range(2))  # they do not fit a cache
         runs: Runs = {
             "product": _products(x, groups=1),
             "grouped": _products(x, groups=_CHANNELS),
             "copy": (lambda: target.copy_(source), _COPIED),
-            **_masking(x),
-            "survey": (lambda: _surveyed(x), x.numel()),
-            "rounding": (lambda: words_of(Rounding(1, 2), x.shape), x.numel()),  # and a little: they are written
-            **_checks(x),
+            "survey": (lambda: survey(large.flatten(2), _EXPONENT), large.numel()),
+            **_masking(large),  # of what was looked at just now, as in a layer call
+            "rounding": (lambda: words_of(Rounding(1, 2), large.shape), large.numel()),  # and written
+            **_checks(x, large),
+            "link": _sealed(),
             "call": (_call(runtime), 1),
         }
         seconds = _seconds({name: run for name, (run, _) in runs.items()})
@@ -84,7 +89,7 @@ def measured_rates() -> Rates:
         count = runs["fold"][1]
         rates["weigh"] = max(0.0, seconds["weigh"] - seconds["check"]) / runs["weigh"][1]
         rates["fold"] = max(0.0, seconds["fold"] - seconds["check"] - count * rates["weigh"]) / count
-        return Rates(**rates, message=_ECHOES * _echo())
+        return Rates(**rates, message=_MESSAGE * rates["call"])
 
 
 def _products(x: Tensor, *, groups: int) -> tuple[Run, int]:
@@ -101,41 +106,58 @@ def _products(x: Tensor, *, groups: int) -> tuple[Run, int]:
 
 
 def _masking(x: Tensor) -> Runs:
-    """An encode, its noise included, and a decode, with their bytes."""
+    """An encode, its noise included, and a decode with the sums of its check, with their bytes.
+
+    As in a layer call they write to memory that was used before.
+    """
     randomness = Randomness.from_operating_system()
     arithmetic = _SCHEME.arithmetic
     assert isinstance(arithmetic, Field)
     code, prime = draw_code(_SCHEME, randomness.fresh()), arithmetic.prime
+    shares = [torch.ones(_BATCH // _SCHEME.inputs, *x.shape[1:], dtype=torch.int32) for _ in range(_SCHEME.workers)]
+    rooms = {worker: share for worker, share in enumerate(shares) if worker not in code.A.carriers}
+    answers = {seat: shares[seat] for seat in code.A.base}
+    _, weighing = weighing_for(Conv.make((1, 1)), tuple(x.shape), prime, randomness.fresh())
+    floats = torch.empty_like(x)
 
     def encode() -> object:
-        stream = randomness.fresh()
-        return field.encode_values(code.A, x, _EXPONENT, None, largest=_LARGEST, prime=prime, stream=stream)
+        return field.encode_values(
+            code.A,
+            x,
+            _EXPONENT,
+            None,
+            largest=_LARGEST,
+            prime=prime,
+            stream=randomness.fresh(),
+            keep=False,
+            row=0,
+            rooms=rooms,
+        )
 
     def decode() -> object:
-        return field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH)
+        found = field.decode_weighed(code.A, answers, prime, _EXPONENT, _BATCH, weighing, None, floats)
+        return found or field.decode_values(code.A, answers, prime, _EXPONENT, _BATCH)
 
-    shares = [torch.ones(_BATCH // _SCHEME.inputs, *x.shape[1:], dtype=torch.int32) for _ in range(_SCHEME.workers)]
-    answers = {seat: shares[seat] for seat in code.A.base}
     share = shares[0].nbytes
-    written = 2 * x.nbytes + (_SCHEME.colluders + _SCHEME.workers - len(code.A.carriers)) * share
-    return {"encode": (encode, written), "decode": (decode, 2 * x.nbytes + len(answers) * share)}
+    moved = x.nbytes + (2 * _SCHEME.colluders + len(rooms)) * share
+    return {"encode": (encode, moved), "decode": (decode, x.nbytes + len(answers) * share)}
 
 
-def _checks(x: Tensor) -> Runs:
+def _checks(x: Tensor, large: Tensor) -> Runs:
     """A check with the numbers that it weighs, one with the positions of groups that it folds, one of nearly none."""
     randomness = Randomness.from_operating_system()
     prime = Field().prime
     small, ones = Conv.make((3, 3)), torch.ones(1, 1, 3, 3, dtype=torch.int32)
     nine = torch.full((1, 1, 1, 1), 9, dtype=torch.int32)
+    # Weights of one, and one channel of results: the sum of all, which is exact and made in no time.
+    op, w, inputs = Conv.make((1, 1)), torch.ones(1, _CHANNELS, 1, 1, dtype=torch.int32), large.round()
+    y = inputs.sum(1, keepdim=True).to(torch.int32)
     integers = x.round().to(torch.int32)
-    # Weights of one: every channel of the result is the sum of all, which is exact and made in no time.
-    op, w = Conv.make((1, 1)), torch.ones(_CHANNELS, _CHANNELS, 1, 1, dtype=torch.int32)
-    y = integers.sum(1, keepdim=True, dtype=torch.int32).repeat(1, _CHANNELS, 1, 1)
     depthwise, shape = Conv.make((3, 3), padding=1, groups=_CHANNELS), (_CHANNELS, 1, 3, 3)
     gw = depthwise.grad_weight(integers.double(), integers.double(), shape).to(torch.int32)
 
     def weigh() -> object:
-        return verified_forward(op, y, integers, w, prime, randomness.fresh())
+        return verified_forward(op, y, Rounded(inputs, 0), w, prime, randomness.fresh())
 
     def fold() -> object:
         return verified_grad_weight(depthwise, gw, integers, integers, shape, prime, randomness.fresh())
@@ -144,35 +166,34 @@ def _checks(x: Tensor) -> Runs:
         return verified_forward(small, nine, ones, ones, prime, randomness.fresh())
 
     # Each number is a position of a group of its own.
-    return {"weigh": (weigh, integers.numel() + y.numel()), "fold": (fold, 2 * prod(x.shape)), "check": (check, 1)}
+    return {"weigh": (weigh, inputs.numel() + y.numel()), "fold": (fold, 2 * prod(x.shape)), "check": (check, 1)}
 
 
-def _surveyed(x: Tensor) -> None:
-    survey(x.flatten(2), _EXPONENT)
-    checksum(x.view(torch.int32))
+def _sealed() -> tuple[Run, int]:
+    """Records that are sealed, sent through a socket, received and opened, with twice their bytes: both ends are here.
+    The key protects nothing.
+    """
+    cipher, record = AESGCM(bytes(32)), bytes(_RECORD)
+    sealed, received, opened = (memoryview(bytearray(_RECORD + size)) for size in (_TAG, _TAG, 0))
+    numbers = [number.to_bytes(12, "big") for number in range(_RECORDS)]
 
+    def receive(end: socket.socket) -> None:
+        for number in numbers:
+            there = 0
+            while there < len(received):
+                there += end.recv_into(received[there:])
+            cipher.decrypt_into(number, received, None, opened)
 
-def _echo() -> float:
-    """A message of one byte to another thread, and back."""
-    here, there = socket.socketpair()
+    def run() -> None:
+        here, there = socket.socketpair()
+        with here, there, ThreadPoolExecutor(1) as other:
+            done = other.submit(receive, there)
+            for number in numbers:
+                cipher.encrypt_into(number, record, None, sealed)
+                here.sendall(sealed)
+            done.result()
 
-    def answer() -> None:
-        while there.recv(1):
-            there.send(b".")
-
-    with here, there:
-        thread = threading.Thread(target=answer, name="darknight-echo")
-        thread.start()
-        best = float("inf")
-        for _ in range(_TIMES):
-            begun = time.process_time()
-            for _ in range(_ECHO_COUNT):
-                here.send(b".")
-                here.recv(1)
-            best = min(best, time.process_time() - begun)
-        here.shutdown(socket.SHUT_WR)
-        thread.join()
-    return best / _ECHO_COUNT
+    return run, 2 * _RECORDS * _RECORD
 
 
 def _call(runtime: Runtime) -> Run:
@@ -188,9 +209,9 @@ def _seconds(runs: Mapping[str, Run]) -> dict[str, float]:
     best, since = dict.fromkeys(runs, float("inf")), time.perf_counter()
     for _ in range(_TIMES):
         for name, run in runs.items():
-            begun = time.thread_time()
+            begun = time.process_time()
             run()
-            best[name] = min(best[name], time.thread_time() - begun)
+            best[name] = min(best[name], time.process_time() - begun)
         if time.perf_counter() - since > _LONGEST:
             break
     return best

@@ -178,6 +178,10 @@ class GrpcLink:
     def takes_seeds(self) -> bool:
         return self.welcome.protocol >= handshake.SEEDS
 
+    @property
+    def shares_memory(self) -> bool:
+        return self._stream.shares_memory
+
     def ask(self, task: Task, expected: Expected) -> Future[Answer]:
         if task.seed is not None and not self.takes_seeds:
             task = replace(task, seed=None)
@@ -255,6 +259,10 @@ class _Stream:
     @property
     def has_pipe(self) -> bool:
         return self._pipe is not None
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._lending is not None
 
     def settle(self) -> None:
         """How frames go is settled."""

@@ -32,6 +32,7 @@ class InProcessLink:
     """The enclave's end."""
 
     takes_seeds = True
+    shares_memory = True
 
     def __init__(self, inbox: SimpleQueue[tuple[int, Message] | None]) -> None:
         self._inbox = inbox

@@ -57,6 +57,10 @@ class Link(Protocol):
         """Whether a seed is sent in the place of its share; if not, the share is."""
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether the worker reads tensors where the enclave has written them; if not, they are sealed and sent."""
+
+    @property
     def failure(self) -> LinkError | None:
         """Why the link is broken; None while it works."""
 
