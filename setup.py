@@ -26,6 +26,7 @@ setup(
         library("depthwise", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("few_rows", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("field", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+        library("keystream"),
         library("weights", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
         library("real", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     ]

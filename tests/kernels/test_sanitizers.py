@@ -38,7 +38,7 @@ compiled.loaded = loaded
 # Runs the tests of the other files; torch's memory is watched as well.
 SCRIPT = """
 from darknight.kernels import compiled_real, compiled_residues, compiled_unmasking
-from kernels import test_depthwise, test_few_rows, test_field, test_layers, test_real, test_residues
+from kernels import test_depthwise, test_few_rows, test_field, test_keystream, test_layers, test_real, test_residues
 from kernels import test_unmasking, test_weights
 
 if sys.argv[2] == "broken":
@@ -84,6 +84,9 @@ for case in test_depthwise.CASES:
     test_depthwise.try_every_kind(case)
 for case in test_few_rows.CASES:
     test_few_rows.try_every_kind(case)
+for kind in test_keystream.KINDS:
+    for size in test_keystream.SIZES:
+        test_keystream.test_it_is_aes_256_in_counter_mode(kind, 12, size)
 print("done")
 """
 
@@ -124,7 +127,7 @@ def built(folder: Path, kinds: list[str], runtime: str, script: str, options: di
         pytest.skip(f"this compiler has no {runtime}")
     flags = ["-O1", "-g", "-shared", "-fPIC", *kinds]
     flags += ["-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-    for name in ("depthwise", "few_rows", "field", "layers", "real", "residues", "unmasking", "weights"):
+    for name in ("depthwise", "few_rows", "field", "keystream", "layers", "real", "residues", "unmasking", "weights"):
         command = [compiler, *flags, "-o", str(folder / f"{name}.so"), str(SOURCES / f"{name}.c"), "-lm"]
         subprocess.run(command, check=True)
     environment = {

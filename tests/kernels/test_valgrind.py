@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from darknight.kernels import compiled_field, compiled_real, compiled_residues, compiled_unmasking
+from darknight.kernels import compiled_field, compiled_keystream, compiled_real, compiled_residues, compiled_unmasking
 from kernels import (
     test_depthwise,
     test_few_rows,
     test_field,
+    test_keystream,
     test_layers,
     test_real,
     test_residues,
@@ -73,6 +74,10 @@ def call_everything() -> None:
         for positions in test_unmasking.POSITIONS:
             function = compiled_unmasking.chosen.__wrapped__(kind)  # loaded again, and not as it was remembered
             test_unmasking.test_it_is_what_unmasking_and_weighing_give(function, positions, False)
+    for kind in test_keystream.KINDS:
+        function = compiled_keystream.chosen.__wrapped__(kind)
+        for size in test_keystream.SIZES:
+            test_keystream.agree(function, size, 12)
     for shape in test_weights.SHAPES:
         test_weights.agree(shape, 12, 1)
     for kind in VARIANTS if usable("avx2_") else VARIANTS[1:]:
@@ -123,6 +128,7 @@ def test_valgrind_finds_nothing_in_the_libraries_and_something_in_a_call_that_re
     called = {symbol.removeprefix("darknight_").rpartition("_")[0] for symbol in symbols}
     assert called >= {name + kind for name in NAMES for kind in ("", "_plain")}
     assert called >= {f"real_{name}_plain" for name in REAL}
+    assert called >= {"keystream", "keystream_aes"} or compiled_keystream.chosen() is None
     whole = repeated(tmp_path / "everything", valgrind)
     assert whole.returncode == 0, (whole.stdout + whole.stderr)[-3000:]
     assert whole.stdout.startswith("repeated ")

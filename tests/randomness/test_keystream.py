@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from darknight.coding.systematic import field_systematic
 from darknight.errors import RandomnessError
-from darknight.kernels import threads
+from darknight.kernels import compiled_keystream, threads
 from darknight.randomness import Randomness, Stream, distributions, grid_gaussian, uniform_below
 from darknight.randomness import keystream as keystream_module
 from randomness.streams import generator
@@ -62,12 +62,12 @@ def test_the_block_cipher_that_we_compare_with_is_aes_256(counter, output):
         ("00" * 32, 3 << 62, "0a6bdc6d4c1e6280301fd8e97ddbe601"),
     ],
 )
-def test_the_first_block_of_a_stream_is_nists_answer(key, number, output):
+def test_the_first_block_of_a_stream_is_nists_answer(key, number, output, maker):
     assert keystream(Stream(bytes.fromhex(key), number), 16).hex() == output
 
 
 @pytest.mark.parametrize("number", [0, 1, 255, 256, 0x0102030405060708, 2**64 - 1])
-def test_a_stream_encrypts_its_number_followed_by_a_block_counter_both_big_endian(number):
+def test_a_stream_encrypts_its_number_followed_by_a_block_counter_both_big_endian(number, maker):
     key = bytes.fromhex(SP800_38A_KEY)
     blocks = 260  # the counter's second byte moves too
     expected = b"".join(block(key, struct.pack(">QQ", number, place)) for place in range(blocks))
@@ -91,18 +91,28 @@ def read_in_turn(key: bytes, number: int) -> bytes:
     return b"".join(stream.words(count, torch.int32).numpy().tobytes() for count in READS)
 
 
-def test_several_threads_read_the_bytes_that_one_reads(several, monkeypatch):
+@pytest.fixture(params=["compiled", "library"])
+def maker(request, monkeypatch):
+    """Who makes the keystream."""
+    if request.param == "library":
+        monkeypatch.setattr(compiled_keystream, "chosen", lambda: None)
+    elif compiled_keystream.chosen() is None:
+        pytest.skip("no compiled keystream in this installation, or no instructions for it")
+    return request.param
+
+
+def test_several_threads_read_the_bytes_that_one_reads(several, monkeypatch, maker):
     key, number, parts = bytes.fromhex(SP800_38A_KEY), 0x0102030405060708, []
-    begin = keystream_module._cipher
+    part = keystream_module._fill
 
-    def counted(key: bytes, number: int, block: int):
-        parts.append(block)
-        return begin(key, number, block)
+    def counted(key: bytes, number: int, at: int, *where: object):
+        parts.append(at)
+        return part(key, number, at, *where)
 
-    monkeypatch.setattr(keystream_module, "_cipher", counted)
+    monkeypatch.setattr(keystream_module, "_fill", counted)
     several(1)
     alone = read_in_turn(key, number)
-    assert parts == [0]
+    assert parts == [4 * sum(READS[:place]) for place in range(len(READS))]
     blocks = -(-len(alone) // 16)
     expected = b"".join(block(key, struct.pack(">QQ", number, place)) for place in range(blocks))
     assert alone == expected[: len(alone)]
@@ -111,7 +121,7 @@ def test_several_threads_read_the_bytes_that_one_reads(several, monkeypatch):
         parts.clear()
         assert read_in_turn(key, number) == alone
         assert len(parts) >= count  # it did use them
-    monkeypatch.setattr(keystream_module, "_cipher", lambda key, number, block: begin(key, number, block and block + 1))
+    monkeypatch.setattr(keystream_module, "_fill", lambda key, number, at, *where: part(key, number, at + 16, *where))
     assert read_in_turn(key, number) != alone  # a part one block further, and it is noticed: the test can fail
 
 
@@ -125,7 +135,7 @@ def test_a_stream_that_was_interrupted_is_not_read_again(several, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(keystream_module, "_cipher", interrupted)
+        patch.setattr(keystream_module, "_fill", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stream.words(40_000, torch.int32)
     with pytest.raises(RandomnessError, match="interrupted"):
@@ -134,7 +144,7 @@ def test_a_stream_that_was_interrupted_is_not_read_again(several, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_words_are_read_once_from_front_to_back_however_they_are_asked_for(dtype):
+def test_words_are_read_once_from_front_to_back_however_they_are_asked_for(dtype, maker):
     key = bytes(range(32))
     whole = keystream(Stream(key, 5), 4096)
     stream = Stream(key, 5)
@@ -144,7 +154,15 @@ def test_words_are_read_once_from_front_to_back_however_they_are_asked_for(dtype
     assert all(piece.dtype == dtype for piece in pieces)
 
 
-def test_a_read_longer_than_the_kept_zeros_is_still_the_keystream():
+def test_memory_with_gaps_is_refused_before_anything_is_read(maker):
+    stream, apart = Stream(bytes(32), 1), torch.zeros(8, 2, dtype=torch.int32)[:, 0]
+    with pytest.raises(RandomnessError, match="without gaps"):
+        stream.words(8, torch.int32, out=apart)
+    assert not apart.any()
+    assert torch.equal(stream.words(8, torch.int32), Stream(bytes(32), 1).words(8, torch.int32))
+
+
+def test_a_read_longer_than_the_kept_zeros_is_still_the_keystream(maker):
     key = bytes(range(32))
     words = Stream(key, 1).words(3 << 18, torch.int64)  # 6 MiB, in one call
     last = len(words) // 2 - 1
@@ -333,9 +351,12 @@ def test_an_error_about_a_key_does_not_show_it():
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-def test_a_buffer_that_is_not_filled_is_never_handed_out(monkeypatch):
+def test_a_buffer_that_is_not_filled_is_never_handed_out(monkeypatch, maker):
     """Too few zeros to encrypt, as a race between threads could give: the rest would be old memory, not keystream."""
-    monkeypatch.setattr("darknight.randomness.keystream._zeros", lambda count: memoryview(bytes(count // 2)))
+    if maker == "library":
+        monkeypatch.setattr("darknight.randomness.keystream._zeros", lambda count: memoryview(bytes(count // 2)))
+    else:
+        monkeypatch.setattr(compiled_keystream, "fill", lambda *_: 50)
     with pytest.raises(RandomnessError, match="did not fill"):
         generator("short").fresh().words(100, torch.int32)
 

@@ -30,6 +30,7 @@ _TILE = 1024  # numbers at a time, in field.c: where threads divide a run
 _CHECKSUMS = 1 << 64
 _WORDS = 1 << 32
 _LONG = 1 << 14  # numbers in a row whose checksum is worth a call
+_NOWHERE = torch.empty(0, dtype=torch.int64)
 
 Range = tuple[int, int]
 
@@ -392,7 +393,7 @@ def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | Non
         if each is None:
             return (words.view(-1) > last).nonzero().squeeze(1)
         found += each
-    return torch.tensor(found, dtype=torch.int64)
+    return torch.tensor(found, dtype=torch.int64) if found else _NOWHERE
 
 
 # --- sums over what was quantised -------------------------------------------------------------------------------------

@@ -7,15 +7,14 @@ import threading
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from darknight.errors import RandomnessError
-from darknight.kernels import threads
+from darknight.kernels import compiled_keystream, threads
+from darknight.kernels.compiled_keystream import BLOCK, KEY_BYTES
 from darknight.types import Secret
 
-_KEY_BYTES = 32
-_BLOCK = 16  # bytes of AES
 _STREAMS = 1 << 64
 _STEP = 4096  # bytes, whole blocks, at whose multiples threads divide what is read
 
@@ -33,8 +32,8 @@ class Randomness(Secret):
     """
 
     def __init__(self, key: bytes) -> None:
-        if len(key) != _KEY_BYTES:
-            raise RandomnessError(f"key of {len(key)} bytes; AES-256 needs {_KEY_BYTES}.")
+        if len(key) != KEY_BYTES:
+            raise RandomnessError(f"key of {len(key)} bytes; AES-256 needs {KEY_BYTES}.")
         self._key = key
         self._next = 0
         self._lock = threading.Lock()
@@ -42,7 +41,7 @@ class Randomness(Secret):
 
     @classmethod
     def from_operating_system(cls) -> Randomness:
-        return cls(os.urandom(_KEY_BYTES))
+        return cls(os.urandom(KEY_BYTES))
 
     def fresh(self) -> Stream:
         """The next stream that nobody has used."""
@@ -64,16 +63,16 @@ class Randomness(Secret):
 class Stream(Secret):
     """The keystream of one stream number, read once from front to back.
 
-    The initial counter block is the number followed by a 64-bit block counter, both big-endian. So what begins with a
-    block can be made by another thread, with the bytes that it would have had.
+    The initial counter block is the number followed by a 64-bit block counter, both big-endian. So what begins anywhere
+    can be made by another thread, with the bytes that it would have had. Where the processor has instructions for AES a
+    kernel of our own makes it (docs/adr/0043), else a library.
     """
 
     def __init__(self, key: bytes, number: int) -> None:
         self.number = number
         self._key = key
         self._process = os.getpid()
-        self._cipher: CipherContext | None = _cipher(key, number, 0)
-        self._read = 0  # bytes, by that cipher and those before it
+        self._read: int | None = 0  # bytes; None while somebody reads, and ever after if that was interrupted
 
     def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The next `count` words of the keystream as int32 or int64, in `out` where that is given."""
@@ -81,21 +80,19 @@ class Stream(Secret):
         words = torch.empty(count, dtype=dtype) if out is None else out
         if not count:
             return words
-        begun, self._cipher = self._cipher, None  # until all of it is there: no byte is read twice, whatever happens
-        if begun is None:
+        if not words.is_contiguous() or words.device.type != "cpu":
+            raise RandomnessError("the keystream is written to memory without gaps, on a processor.")
+        read, self._read = self._read, None  # until all of it is there: no byte is read twice, whatever happens
+        if read is None:
             raise RandomnessError("this stream was interrupted, or another thread reads it. Draw from a fresh one.")
-        size, place = words.nbytes, words.numpy().data.cast("B")
-        zeros = _zeros(size)
+        size = words.nbytes
 
-        def some(first: int, last: int) -> CipherContext:
-            cipher = _cipher(self._key, self.number, (self._read + first) // _BLOCK) if first else begun
-            if cipher.update_into(zeros[first:last], place[first:last]) != last - first:
+        def some(first: int, last: int) -> None:
+            if _fill(self._key, self.number, read + first, words, first, last) != last - first:
                 raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
-            return cipher
 
-        last_one = threads.split(some, size, size // 4 if self._read % _BLOCK == 0 else 0, _STEP)[-1]
-        self._read += size
-        self._cipher = last_one  # which goes on where this ends
+        threads.split(some, size, size // 4, _STEP)
+        self._read = read + size
         return words
 
     def branches(self, count: int) -> list[Branch]:
@@ -105,8 +102,8 @@ class Stream(Secret):
             about the key of its family. Contract test: tests/randomness/test_branches.py.
         Assumes: AES-256 is a pseudo-random permutation: the keys are what it makes of places that nothing else uses.
         """
-        keys = self.words(count * _KEY_BYTES // 8, torch.int64).numpy().tobytes()
-        return [Branch(keys[begin : begin + _KEY_BYTES]) for begin in range(0, len(keys), _KEY_BYTES)]
+        keys = self.words(count * KEY_BYTES // 8, torch.int64).numpy().tobytes()
+        return [Branch(keys[begin : begin + KEY_BYTES]) for begin in range(0, len(keys), KEY_BYTES)]
 
 
 class Branch(Stream):
@@ -117,9 +114,15 @@ class Branch(Stream):
         self.key = key
 
 
-def _cipher(key: bytes, number: int, block: int) -> CipherContext:
-    counter = number.to_bytes(8, "big") + block.to_bytes(8, "big")
-    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+def _fill(key: bytes, number: int, at: int, words: Tensor, first: int, last: int) -> int:
+    """The bytes of `words` from `first` to `last` become those of a stream from `at` on. Returns how many did."""
+    function = compiled_keystream.chosen()
+    if function is not None:
+        return compiled_keystream.fill(function, key, number, at, words.data_ptr() + first, last - first)
+    block, skip = divmod(at, BLOCK)
+    cipher = Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + block.to_bytes(8, "big"))).encryptor()
+    cipher.update(bytes(skip))
+    return cipher.update_into(_zeros(last - first), words.numpy().data.cast("B")[first:last])
 
 
 def _refuse_other_process(owner: int) -> None:
