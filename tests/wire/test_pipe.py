@@ -129,6 +129,91 @@ def test_an_idle_pipe_gives_signs_of_life():
             )
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Seconds are short."""
+    monkeypatch.setattr(pipe, "PULSE", 0.03)
+    monkeypatch.setattr(pipe, "SILENCE", 1.0)
+
+
+def test_an_end_with_nothing_to_say_is_there_all_the_same(hasty):
+    with ends() as both:
+        found = [[], []]
+
+        def receive(end, frames):
+            with suppress(PipeBroken):
+                frames.extend(bytes(frame) for frame in iter(end.receive, None))
+
+        threads = [threading.Thread(target=receive, args=each) for each in zip(both, found, strict=True)]
+        for thread in threads:
+            thread.start()
+        time.sleep(2.5 * pipe.SILENCE)
+        assert all(thread.is_alive() for thread in threads)
+        assert all(end._pulses > 10 for end in both)
+        for end in both:
+            end.send([b"after all"])
+        for end in both:
+            end.finish(0)
+        for thread in threads:
+            thread.join(WAIT)
+    assert found == [[b"after all"], [b"after all"]]
+
+
+def test_an_end_that_says_nothing_is_gone(hasty):
+    agreement = Agreement.of(new_secret(), new_secret())
+    with connected() as (near, _):
+        begun = time.monotonic()
+        with pytest.raises(PipeBroken, match="nothing came for 1 s"):
+            Pipe(near, agreement.enclave_key, agreement.worker_key).receive()
+        assert 0.9 < time.monotonic() - begun < WAIT
+
+
+def test_pulses_that_come_all_the_time_break_the_pipe():
+    with ends() as (enclave, worker):
+        for number in range(9):
+            enclave._said = -1e9
+            enclave.pulse()
+            if number == 7:
+                enclave.send([b"between"])
+                assert bytes(worker.receive()) == b"between"
+        with pytest.raises(PipeBroken, match="again and again"):
+            worker.receive()
+
+
+def test_a_pulse_waits_for_nobody_and_an_empty_frame_is_no_frame():
+    with ends() as (enclave, _):
+        with enclave._sends:
+            enclave._said = -1e9
+            enclave.pulse()  # somebody is sending
+        connection = enclave._connection
+        connection.setblocking(False)
+        with suppress(BlockingIOError):
+            while connection.send(bytes(1 << 20)):
+                pass
+        connection.setblocking(True)
+        enclave.pulse()  # there is no room
+        assert enclave._said == -1e9
+        with pytest.raises(ValueError, match="without bytes"):
+            enclave.send([b""])
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+def test_who_takes_everything_and_passes_nothing_on_ends_the_link_and_it_can_be_opened_again(
+    upwards, hasty, monkeypatch
+):
+    swallowing = threading.Event()
+
+    def meddle(data, up):
+        return b"" if swallowing.is_set() and up is upwards else data
+
+    with bench() as made, through_a_proxy(made, monkeypatch, meddle) as link:
+        assert ask(link, task()).result(WAIT).call == 1
+        swallowing.set()
+        assert type(ask(link, task(2)).exception(WAIT)) is LinkClosed
+        assert made.sessions[0].closed.wait(WAIT)
+        assert ask(made.connect(), task(3)).result(WAIT).call == 3
+
+
 def test_a_frame_is_opened_in_its_place_if_it_has_just_that_size():
     with ends() as (enclave, worker):
         enclave.send([b"four", b"five5"])

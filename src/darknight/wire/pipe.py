@@ -6,13 +6,15 @@ their own; the stream is for the greeting, in which the keys are agreed, and for
 
     connecting  the enclave says its word, 16 bytes; the worker replies its own
     record      4 bytes: how many follow, big-endian; then a frame, sealed with AES-256-GCM: ciphertext and tag
+    pulse       a record of nothing, after PULSE seconds in which an end had nothing to send
 
 Each end gives the other 32 random bytes inside TLS; HKDF makes two words and two keys of them, one for each direction.
 The nonce of a record is its number under its key. After RECORDS of them the next key is made of the last.
 
 Guarantees: nobody but the two ends of the stream reads a frame. One that was changed, left out, repeated or moved, also
-    to the other direction or another link, breaks the pipe, and nothing of it is used. A process that was forked from
-    an end cannot send: it would use a nonce twice. Contract tests: tests/wire/test_pipe.py.
+    to the other direction or another link, breaks the pipe, and nothing of it is used. So does silence: somebody on the
+    way who takes what is sent and gives nothing on is noticed after SILENCE seconds. A process that was forked from an
+    end cannot send: it would use a nonce twice. Contract tests: tests/wire/test_pipe.py.
 Assumes: the stream's TLS kept the 32 bytes of at least one end secret; AES-256-GCM and HKDF-SHA256 are sound.
 Leaks: sizes and times of frames, and that an end is gone, to everybody on the way; as TLS does. A worker chooses the
     port at its own address to which the enclave says a word, 16 bytes, of which a worker that tries long can choose two
@@ -24,9 +26,12 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import select
 import socket
+import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +53,9 @@ _LENGTH = 4
 _TAG = 16
 _RECORD = _LENGTH + CHUNK + _TAG
 _CUT_OFF = "it ended in the middle of a record"
+PULSE = 15.0  # seconds after which an end that has nothing to say says so
+SILENCE = 90.0  # seconds after which an end that has said nothing is gone
+_SPARE = 8  # pulses that may come at once, when somebody was held up
 _AHEAD = 1 << 16  # bytes that may be read with the end of a record: the next one, if it is small
 
 # A frame is not kept back for the next one. A silent peer is asked for a sign of life, so that firewalls on the way do
@@ -98,6 +106,7 @@ class Pipe:
         connection.settimeout(None)
         for level, option, value in _OPTIONS:
             connection.setsockopt(level, option, value)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_seconds(SILENCE)))
         self._process = os.getpid()
         self._sends, self._receives = threading.Lock(), threading.Lock()  # while the connection is in use
         self._sealing, self._opening = _Direction(mine), _Direction(theirs)
@@ -106,6 +115,9 @@ class Pipe:
         self._begin = self._end = 0  # of what was read ahead
         self._sealed = memoryview(bytearray(CHUNK + _TAG))
         self._frame = memoryview(bytearray(CHUNK))
+        self._begun = self._said = time.monotonic()  # said: when something was sent last
+        self._pulses = 0  # that came
+        _pulses.keep(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
     def send(self, frames: Iterable[Frame]) -> None:
@@ -118,6 +130,8 @@ class Pipe:
     def _send(self, frames: Iterable[Frame]) -> None:
         filled = 0
         for frame in frames:
+            if not frame:
+                raise ValueError("a frame without bytes; that is a pulse.")
             size = len(frame) + _TAG
             if filled + _LENGTH + size > len(self._outgoing):
                 self._push(filled)
@@ -128,7 +142,23 @@ class Pipe:
             filled = end
         self._push(filled)
 
+    def pulse(self) -> None:
+        """Says that it is there, if nothing was said for a while and that can be done at once."""
+        if time.monotonic() - self._said < PULSE or not self._sends.acquire(blocking=False):
+            return
+        try:
+            with suppress(OSError, ValueError, PipeBroken):  # it is gone: who receives hears why
+                ready = select.poll()
+                ready.register(self._connection, select.POLLOUT)
+                if ready.poll(0):  # there is more room than this takes
+                    self._outgoing[:_LENGTH] = _TAG.to_bytes(_LENGTH, "big")
+                    self._sealing.seal(b"", self._outgoing[_LENGTH : _LENGTH + _TAG])
+                    self._push(_LENGTH + _TAG)
+        finally:
+            self._sends.release()
+
     def _push(self, count: int) -> None:
+        self._said = time.monotonic()
         try:
             self._connection.sendall(self._outgoing[:count])
         except OSError as error:
@@ -144,15 +174,23 @@ class Pipe:
             return self._receive(place)
 
     def _receive(self, place: memoryview | None) -> memoryview | None:
-        if not self._read_ahead(_LENGTH):
-            return None
-        size = int.from_bytes(self._ahead[self._begin : self._begin + _LENGTH], "big")
-        self._begin += _LENGTH
-        if not _TAG < size <= len(self._sealed):
-            raise PipeBroken("what came is no record; somebody changed it on the way, or it is not the other end")
-        frame = self._frame[: size - _TAG] if place is None or len(place) != size - _TAG else place
-        self._opening.open(self._record(size), frame)
-        return frame
+        while self._read_ahead(_LENGTH):
+            size = int.from_bytes(self._ahead[self._begin : self._begin + _LENGTH], "big")
+            self._begin += _LENGTH
+            if not _TAG <= size <= len(self._sealed):
+                raise PipeBroken("what came is no record; somebody changed it on the way, or it is not the other end")
+            frame = self._frame[: size - _TAG] if place is None or len(place) != size - _TAG else place
+            self._opening.open(self._record(size), frame)
+            if size > _TAG:
+                return frame
+            self._count_pulse()
+        return None
+
+    def _count_pulse(self) -> None:
+        """They cost time: an end that sends them all the time breaks the pipe."""
+        self._pulses += 1
+        if self._pulses > _SPARE + 2 * (time.monotonic() - self._begun) / PULSE:
+            raise PipeBroken("the other end says that it is there, again and again")
 
     def _record(self, size: int) -> memoryview:
         """The next bytes, so many."""
@@ -191,6 +229,8 @@ class Pipe:
     def _read(self, place: memoryview, flags: int) -> int:
         try:
             return self._connection.recv_into(place, len(place), flags)
+        except BlockingIOError:
+            raise PipeBroken(f"nothing came for {SILENCE:g} s") from None
         except OSError as error:
             raise PipeBroken(f"it broke: {error.strerror}") from None
 
@@ -213,6 +253,7 @@ class Pipe:
     def close(self) -> None:
         """Not before who sends or receives has noticed: its number would be another connection's."""
         self.hang_up()
+        _pulses.drop(self)
         with self._sends, self._receives:
             self._connection.close()
 
@@ -243,6 +284,48 @@ class _Direction(Secret):
             self._cipher, self._number = AESGCM(self._key), 0
         number, self._number = self._number, self._number + 1
         return number.to_bytes(12, "big")
+
+
+class _Pulses:
+    """A thread that lets all pipes of this process say that they are there, as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pipes: weakref.WeakSet[Pipe] = weakref.WeakSet()
+        self._over = threading.Event()
+
+    def keep(self, pipe: Pipe) -> None:
+        with self._lock:
+            if not self._pipes:
+                self._over = threading.Event()
+                name = "darknight-pipe-pulse"
+                threading.Thread(target=self._run, args=(self._over,), name=name, daemon=True).start()
+            self._pipes.add(pipe)
+
+    def drop(self, pipe: Pipe) -> None:
+        with self._lock:
+            self._pipes.discard(pipe)
+            if not self._pipes:
+                self._over.set()
+
+    def _run(self, over: threading.Event) -> None:
+        while not over.wait(PULSE / 3):
+            with self._lock:
+                pipes = list(self._pipes) if over is self._over else []
+            if not pipes:  # the last one was dropped, and perhaps there is another thread already
+                return
+            for pipe in pipes:
+                pipe.pulse()
+            del pipe, pipes
+
+
+_pulses = _Pulses()
+os.register_at_fork(after_in_child=_pulses.__init__)  # type: ignore[misc]  # a copy has no thread, and no use for pipes
+
+
+def _seconds(span: float) -> tuple[int, int]:
+    """Seconds and microseconds."""
+    return int(span), int(span % 1 * 1e6)
 
 
 # --- connecting -----------------------------------------------------------------------------------------------------
