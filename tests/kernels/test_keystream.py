@@ -1,7 +1,9 @@
 """The compiled keystream is AES-256-CTR to the byte, wherever it begins and ends."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,7 +59,7 @@ def test_the_example_of_the_standard(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_counter_carries_over_all_of_its_bytes(kind):
-    for block in (0xFF, 0xFFFF, 0xFFFFFFFF - 3, (1 << 56) - 17, (1 << 64) - 128):
+    for block in (0xFF, 0xFFFF, 0xFFFFFFFF - 3, (1 << 56) - 17, (1 << 63) - 2, (1 << 64) - 128):
         agree(of_kind(kind), 2048, 16 * block)
 
 
@@ -99,6 +101,7 @@ def test_nothing_is_read_or_written_beyond_the_end(tmp_path):
         (bytes(32), 1 << 64, 0, 16),
         (bytes(32), 0, -1, 16),
         (bytes(32), 0, 16 << 64, 16),
+        (bytes(32), 0, (16 << 64) - 15, 16),
         (bytes(32), 0, 0, -1),
     ],
 )
@@ -117,3 +120,56 @@ def test_without_the_library_or_its_instructions_there_is_none(monkeypatch):
     monkeypatch.setattr(compiled_keystream.compiled, "loaded", lambda *_: None)
     assert compiled_keystream.chosen() is None
     compiled_keystream.chosen.cache_clear()
+
+
+# Calls both functions and says in how many registers a part of the key is left.
+LEFT = """
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#define KEEP(n) "movdqu %%xmm" #n ", 16*" #n "(%0)\\n\\t"
+#define KEEP_WIDE(n) "vmovdqu64 %%zmm" #n ", 64*" #n "(%0)\\n\\t"
+#define EIGHT(keep) keep(0) keep(1) keep(2) keep(3) keep(4) keep(5) keep(6) keep(7)
+#define SIXTEEN(keep) EIGHT(keep) keep(8) keep(9) keep(10) keep(11) keep(12) keep(13) keep(14) keep(15)
+#define UPPER(keep) keep(16) keep(17) keep(18) keep(19) keep(20) keep(21) keep(22) keep(23) \\
+    keep(24) keep(25) keep(26) keep(27) keep(28) keep(29) keep(30) keep(31)
+typedef int64_t function(const uint8_t *, uint64_t, uint64_t, int64_t, uint8_t *, int64_t);
+function darknight_keystream_1, darknight_keystream_aes_1;
+static uint8_t kept[64 * 32], out[4096], key[32];
+
+static int left(function *make) {
+    const int wide = __builtin_cpu_supports("avx512f");
+    int found = 0;
+    make(key, 1, 0, 0, out, sizeof out);
+    if (wide) __asm__ volatile(SIXTEEN(KEEP_WIDE) UPPER(KEEP_WIDE) : : "r"(kept) : "memory");
+    else __asm__ volatile(SIXTEEN(KEEP) : : "r"(kept) : "memory");
+    for (int i = 0; i < (wide ? 64 * 32 : 16 * 16); i += 16)
+        found += !memcmp(kept + i, key, 16) + !memcmp(kept + i, key + 16, 16);
+    return found;
+}
+
+int main(void) {
+    for (int i = 0; i < 32; i++) key[i] = (uint8_t)(0xA0 + i);
+    printf("%d\\n", left(darknight_keystream_1) + left(darknight_keystream_aes_1));
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: nothing was compiled")
+def test_no_register_keeps_a_part_of_the_key(tmp_path):
+    of_kind("")
+    source = Path(compiled_keystream.__file__).with_name("keystream.c").read_text()
+
+    def left(text):
+        (tmp_path / "keystream.c").write_text(text)
+        (tmp_path / "left.c").write_text(LEFT)
+        files = [str(tmp_path / name) for name in ("left.c", "keystream.c")]
+        subprocess.run(["cc", "-O3", "-o", str(tmp_path / "left"), *files], check=True)
+        return int(subprocess.run([tmp_path / "left"], capture_output=True, text=True, check=True).stdout)
+
+    assert left(source) == 0
+    if compiled_keystream.chosen() is not None and "avx512f" in Path("/proc/cpuinfo").read_text():
+        careless = source.replace("vzeroall", "vzeroupper").replace("vpxorq %%zmm", "# %%zmm")
+        assert careless != source
+        assert left(careless) > 0  # nobody wipes them, and it is noticed: the test can fail

@@ -139,6 +139,9 @@ def test_what_is_not_wanted_is_not_counted():
     first = replace(FORM, grad_input=False)
     assert sent_seconds(first, FEW, replace(NOTHING, check=1.0)) == 2
     assert sent_seconds(FORM, replace(FEW, checked=False), replace(NOTHING, check=1.0)) == 1  # the weights' gradient
+    unchecked = replace(FEW, checked=False, gradients_checked=False)
+    for rate in ("check", "weigh", "fold"):
+        assert sent_seconds(FORM, unchecked, replace(NOTHING, **{rate: 1.0})) == 0
     inference = replace(FEW, training=False)
     for rate, count in {"message": 5, "survey": X + W, "weigh": X + W}.items():
         assert sent_seconds(FORM, inference, replace(NOTHING, **{rate: 1.0})) == count

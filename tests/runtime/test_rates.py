@@ -1,5 +1,7 @@
 """Rates are measured, quickly and once; what they predict is near what a layer call takes."""
 
+import hashlib
+import threading
 import time
 
 import pytest
@@ -28,6 +30,24 @@ def test_they_are_measured_once_and_take_less_than_a_second_of_the_processor():
     assert torch.equal(state, torch.get_rng_state())
     assert all(value > 0 for value in vars(rates).values())
     assert measured_rates() is rates
+
+
+def test_what_other_threads_do_meanwhile_does_not_count():
+    over = threading.Event()
+
+    def hash_on() -> None:
+        while not over.is_set():
+            hashlib.sha256(bytes(1 << 20)).digest()  # without Python's lock
+
+    thread = threading.Thread(target=hash_on)
+    thread.start()
+    try:
+        with one_thread():
+            slept = _seconds({"nothing": lambda: time.sleep(0.05)})["nothing"]
+    finally:
+        over.set()
+        thread.join()
+    assert slept < 0.02
 
 
 def test_runs_take_turns_so_that_a_moment_does_not_spoil_one_of_them():
@@ -101,3 +121,4 @@ def test_the_numbers_of_a_scheme(scheme, expected):
     found = sharing_of(scheme)
     assert (found.workers, found.computing, found.answering, found.width, found.checked) == expected
     assert (found.inputs, found.colluders, found.training) == (scheme.inputs, scheme.colluders, scheme.training)
+    assert found.gradients_checked == (scheme.integrity != "off")

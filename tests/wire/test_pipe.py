@@ -197,6 +197,22 @@ def test_a_pulse_waits_for_nobody_and_an_empty_frame_is_no_frame():
             enclave.send([b""])
 
 
+def test_a_pulse_that_fails_stops_no_other(hasty, monkeypatch):
+    failing = []
+
+    def fail(self):
+        failing.append(self)
+        raise MemoryError
+
+    with ends() as (first, _):
+        monkeypatch.setattr(first, "pulse", fail.__get__(first))
+        with ends() as (second, third):
+            deadline = time.monotonic() + WAIT
+            while not (failing and third._said > third._begun and second._said > second._begun):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
 @pytest.mark.parametrize("upwards", [True, False])
 def test_who_takes_everything_and_passes_nothing_on_ends_the_link_and_it_can_be_opened_again(
     upwards, hasty, monkeypatch

@@ -140,9 +140,9 @@ class Fleet:
 
     @property
     def elsewhere(self) -> float:
-        """How many of the workers that were reached are on other machines, as a part of 1."""
+        """How many of the workers that were reached are on other machines, as a part of 1; all, if nobody was."""
         reached = [line.shares_memory for line in self._lines if line.shares_memory is not None]
-        return sum(not shares for shares in reached) / max(1, len(reached))
+        return sum(not shares for shares in reached) / len(reached) if reached else 1.0
 
     def epoch(self, worker: int) -> int:
         """How often it began with an empty memory: what it was sent in another epoch it does not have any more."""

@@ -35,7 +35,7 @@ def fill(function: Function, key: bytes, number: int, first: int, out: int, size
 
     Returns how many were written.
     """
-    if len(key) != KEY_BYTES or size < 0 or not 0 <= number < 1 << 64 or not 0 <= first < BLOCK << 64:
+    if len(key) != KEY_BYTES or not 0 <= number < 1 << 64 or not 0 <= first <= first + size <= BLOCK << 64:
         raise ValueError(f"{size} bytes from {first} on of stream {number}, under a key of {len(key)} bytes.")
     block, skip = divmod(first, BLOCK)
     held = _Key.from_buffer_copy(key)

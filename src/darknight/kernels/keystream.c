@@ -3,13 +3,14 @@
  * The compiled twin of what randomness.keystream does with a library: counter blocks are a number and the place of the
  * block, 64 bits each, big-endian. One round of AES is one instruction, which takes the same time whatever the key and the
  * data are; there are no tables, and no branch depends on either. A processor without these instructions gets nothing from
- * here. What was made of a key is wiped before a call returns.
+ * here. What was made of a key is wiped from memory and registers before a call returns.
  *
  * No Python.h. Nothing is checked here: compiled_keystream.py does that.
  */
 #include <stdint.h>
 #include <string.h>
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -85,8 +86,9 @@ VAES static void fill_vaes(const schedule *keys, uint64_t number, uint64_t block
     if (blocks >= 32) {
         const __m512i swap = _mm512_broadcast_i32x4(
             _mm_set_epi8(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-        const int64_t n = (int64_t)number, f = (int64_t)block;
-        __m512i at = _mm512_set_epi64(f + 3, n, f + 2, n, f + 1, n, f, n);
+        const int64_t n = (int64_t)number;
+        __m512i at = _mm512_set_epi64((int64_t)(block + 3), n, (int64_t)(block + 2), n, (int64_t)(block + 1), n,
+                                      (int64_t)block, n);
         const __m512i four = _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0);
         __m512i k[ROUNDS + 1];
         for (int r = 0; r <= ROUNDS; r++) k[r] = _mm512_broadcast_i32x4(keys->round[r]);
@@ -128,10 +130,39 @@ INLINE int64_t make(const keystream *s, filling fill) {
     return done;
 }
 
-AES static int64_t make_aes(const keystream *s) { return make(s, fill_aes); }
+#define WIPED(n) "pxor %%xmm" #n ", %%xmm" #n "\n\t"
+#define WIPED_WIDE(n) "vpxorq %%zmm" #n ", %%zmm" #n ", %%zmm" #n "\n\t"
+
+AES static int64_t make_aes(const keystream *s) {
+    const int64_t done = make(s, fill_aes);
+    __asm__ volatile(WIPED(0) WIPED(1) WIPED(2) WIPED(3) WIPED(4) WIPED(5) WIPED(6) WIPED(7) WIPED(8) WIPED(9) WIPED(10)
+                         WIPED(11) WIPED(12) WIPED(13) WIPED(14) WIPED(15)
+                     :
+                     :
+                     : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                       "xmm12", "xmm13", "xmm14", "xmm15");
+    return done;
+}
 __attribute__((target("aes,vaes,avx512f,avx512bw,avx512vl,prefer-vector-width=512"))) static int64_t
 make_vaes(const keystream *s) {
-    return make(s, fill_vaes);
+    const int64_t done = make(s, fill_vaes);
+    __asm__ volatile("vzeroall\n\t" WIPED_WIDE(16) WIPED_WIDE(17) WIPED_WIDE(18) WIPED_WIDE(19) WIPED_WIDE(20)
+                         WIPED_WIDE(21) WIPED_WIDE(22) WIPED_WIDE(23) WIPED_WIDE(24) WIPED_WIDE(25) WIPED_WIDE(26)
+                             WIPED_WIDE(27) WIPED_WIDE(28) WIPED_WIDE(29) WIPED_WIDE(30) WIPED_WIDE(31)
+                     :
+                     :
+                     : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+                       "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22",
+                       "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
+    return done;
+}
+#endif
+
+#if defined(__x86_64__)
+/* Older compilers do not know the name of these instructions here. */
+static int has_vaes(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 9 & 1);
 }
 #endif
 
@@ -147,7 +178,7 @@ __attribute__((constructor)) static void choose(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1")) return;
     chosen = narrow = make_aes;
-    if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    if (has_vaes() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
         chosen = make_vaes;
 #endif

@@ -57,10 +57,10 @@ class Rates:
 class Sharing:
     """The numbers of a scheme, and of a fleet, that decide what sending costs.
 
-    workers: that get a share. computing: that answer in a forward pass. answering: that make a weight gradient.
-    width: bytes of a number on the wire. checked: by products, of each pass. seeded: workers that get a seed in the
-    place of a share. elsewhere: how many of all workers are on other machines, as a part of 1; the rest share memory
-    with the enclave.
+    workers: that get a share. computing: that answer in a forward pass. answering: that make a weight gradient. width:
+    bytes of a number on the wire. checked: by products, of each pass; gradients_checked: of weight gradients, which no
+    other check is for. seeded: workers that get a seed in the place of a share. elsewhere: how many of all workers are
+    on other machines, as a part of 1; the rest share memory with the enclave.
     """
 
     inputs: int
@@ -71,6 +71,7 @@ class Sharing:
     training: bool
     width: int = _INTEGER
     checked: bool = True
+    gradients_checked: bool = True
     seeded: int = 0
     elsewhere: float = 0.0
 
@@ -120,6 +121,8 @@ def sent_seconds(form: Form, sharing: Sharing, rates: Rates) -> float:
     answers = sharing.answering * w * width
     folded = form.x_shape[0] * form.op.groups * (_positions(form, form.x_shape) + _positions(form, form.y_shape))
     total += (answers + w * _FLOAT) * rates.decode + _moved(workers * w * width + answers, sharing, rates)
+    if not sharing.gradients_checked:
+        return total
     return total + rates.check + (x + y) * rates.weigh + folded * rates.fold
 
 

@@ -81,6 +81,7 @@ class Candidate:
             training=self.training,
             width=self.width,
             checked=self.freivalds,
+            gradients_checked=self.integrity != "off",
             seeded=self.seeded,
         )
 

@@ -72,7 +72,7 @@ class Stream(Secret):
         self.number = number
         self._key = key
         self._process = os.getpid()
-        self._read: int | None = 0  # bytes; None while somebody reads, and ever after if that was interrupted
+        self._read = [0]  # bytes; nothing while somebody reads, and ever after if that was interrupted
 
     def words(self, count: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """The next `count` words of the keystream as int32 or int64, in `out` where that is given."""
@@ -80,11 +80,16 @@ class Stream(Secret):
         words = torch.empty(count, dtype=dtype) if out is None else out
         if not count:
             return words
+        if words.numel() != count or words.dtype != dtype:
+            raise RandomnessError(f"out has {words.numel()} numbers of {words.dtype}; needs {count} of {dtype}.")
         if not words.is_contiguous() or words.device.type != "cpu":
             raise RandomnessError("the keystream is written to memory without gaps, on a processor.")
-        read, self._read = self._read, None  # until all of it is there: no byte is read twice, whatever happens
-        if read is None:
-            raise RandomnessError("this stream was interrupted, or another thread reads it. Draw from a fresh one.")
+        try:
+            read = self._read.pop()  # until all of it is there: no byte is read twice, whatever happens
+        except IndexError:
+            raise RandomnessError(
+                "this stream was interrupted, or another thread reads it. Draw from a fresh one."
+            ) from None
         size = words.nbytes
 
         def some(first: int, last: int) -> None:
@@ -92,7 +97,7 @@ class Stream(Secret):
                 raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
 
         threads.split(some, size, size // 4, _STEP)
-        self._read = read + size
+        self._read.append(read + size)
         return words
 
     def branches(self, count: int) -> list[Branch]:

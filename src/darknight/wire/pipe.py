@@ -13,8 +13,9 @@ The nonce of a record is its number under its key. After RECORDS of them the nex
 
 Guarantees: nobody but the two ends of the stream reads a frame. One that was changed, left out, repeated or moved, also
     to the other direction or another link, breaks the pipe, and nothing of it is used. So does silence: somebody on the
-    way who takes what is sent and gives nothing on is noticed after SILENCE seconds. A process that was forked from an
-    end cannot send: it would use a nonce twice. Contract tests: tests/wire/test_pipe.py.
+    way who takes what is sent and gives nothing on is noticed after SILENCE seconds (who gives on a byte now and then
+    is not: deadlines of tasks are for that). A process that was forked from an end cannot send: it would use a nonce
+    twice. Contract tests: tests/wire/test_pipe.py.
 Assumes: the stream's TLS kept the 32 bytes of at least one end secret; AES-256-GCM and HKDF-SHA256 are sound.
 Leaks: sizes and times of frames, and that an end is gone, to everybody on the way; as TLS does. A worker chooses the
     port at its own address to which the enclave says a word, 16 bytes, of which a worker that tries long can choose two
@@ -54,12 +55,12 @@ _TAG = 16
 _RECORD = _LENGTH + CHUNK + _TAG
 _CUT_OFF = "it ended in the middle of a record"
 PULSE = 15.0  # seconds after which an end that has nothing to say says so
-SILENCE = 90.0  # seconds after which an end that has said nothing is gone
+SILENCE = 180.0  # seconds after which an end that has said nothing is gone; it may hold Python's lock for a while
 _SPARE = 8  # pulses that may come at once, when somebody was held up
 _AHEAD = 1 << 16  # bytes that may be read with the end of a record: the next one, if it is small
 
-# A frame is not kept back for the next one. A silent peer is asked for a sign of life, so that firewalls on the way do
-# not forget the connection, and one that gives none is gone after a minute.
+# A frame is not kept back for the next one. The kernel asks a silent peer for a sign of life too, so that one whose
+# machine is gone is known to be after a minute, if nothing is on the way to it.
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -315,7 +316,8 @@ class _Pulses:
             if not pipes:  # the last one was dropped, and perhaps there is another thread already
                 return
             for pipe in pipes:
-                pipe.pulse()
+                with suppress(Exception):  # one that cannot be helped: the others have to go on
+                    pipe.pulse()
             del pipe, pipes
 
 
