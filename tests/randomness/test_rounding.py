@@ -86,9 +86,22 @@ def test_the_shape_only_arranges_them():
 
 
 def test_their_lower_24_bits_are_uniform(full):
-    words = rounding_words((10_000_000 if full else 300_000,), **INDEX)
+    """Over tensors of 300,000: within one, words of 32 bits do not repeat, so that of ten millions a few thousand fewer
+    than by chance are equal in 24 bits, which is seen.
+    """
+    index = {key: value for key, value in INDEX.items() if key != "call"}
+    words = torch.cat([rounding_words((300_000,), call=call, **index) for call in range(33 if full else 1)])
     assert words.dtype == torch.int32
     uniform_integers(steps(words), 1 << 24)
+
+
+def test_within_a_tensor_no_word_comes_twice(full):
+    """So its uniforms are spread a little more evenly than independent ones: none is favoured."""
+    words = rounding_words((10_000_000 if full else 300_000,), **INDEX)
+    assert len(words.unique()) == len(words)
+    if full:
+        with pytest.raises(RejectedError, match="collisions"):
+            uniform_integers(steps(words), 1 << 24)
 
 
 def test_neighbouring_calls_are_uniform_together():

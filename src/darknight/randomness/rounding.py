@@ -2,7 +2,7 @@
 
 A retry, a recomputation or another number of inputs per virtual batch must not shift them, so they are indexed by
 (seed, layer, call, kind, element). They need no secrecy, and no cipher: two keys from a hash of the others choose a
-function of the element (docs/adr/0038).
+bijection of the element (docs/adr/0038). So each of them is uniform, and within a tensor none comes twice.
 """
 
 from __future__ import annotations
