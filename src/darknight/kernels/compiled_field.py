@@ -30,7 +30,7 @@ _TILE = 1024  # numbers at a time, in field.c: where threads divide a run
 _CHECKSUMS = 1 << 64
 _WORDS = 1 << 32
 _LONG = 1 << 14  # numbers in a row whose checksum is worth a call
-_NOWHERE = torch.empty(0, dtype=torch.int64)
+_NOWHERE = torch.empty(0, dtype=torch.int64)  # places of nothing; there is nothing to write to
 
 Range = tuple[int, int]
 

@@ -143,8 +143,8 @@ AES static int64_t make_aes(const keystream *s) {
                        "xmm12", "xmm13", "xmm14", "xmm15");
     return done;
 }
-__attribute__((target("aes,vaes,avx512f,avx512bw,avx512vl,prefer-vector-width=512"))) static int64_t
-make_vaes(const keystream *s) {
+
+VAES static int64_t make_vaes(const keystream *s) {
     const int64_t done = make(s, fill_vaes);
     __asm__ volatile("vzeroall\n\t" WIPED_WIDE(16) WIPED_WIDE(17) WIPED_WIDE(18) WIPED_WIDE(19) WIPED_WIDE(20)
                          WIPED_WIDE(21) WIPED_WIDE(22) WIPED_WIDE(23) WIPED_WIDE(24) WIPED_WIDE(25) WIPED_WIDE(26)
@@ -156,9 +156,7 @@ make_vaes(const keystream *s) {
                        "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
     return done;
 }
-#endif
 
-#if defined(__x86_64__)
 /* Older compilers do not know the name of these instructions here. */
 static int has_vaes(void) {
     unsigned a, b, c, d;
@@ -178,9 +176,7 @@ __attribute__((constructor)) static void choose(void) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("sse4.1")) return;
     chosen = narrow = make_aes;
-    if (has_vaes() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl"))
-        chosen = make_vaes;
+    if (has_vaes() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) chosen = make_vaes;
 #endif
 }
 

@@ -145,7 +145,9 @@ class Pipe:
 
     def pulse(self) -> None:
         """Says that it is there, if nothing was said for a while and that can be done at once."""
-        if time.monotonic() - self._said < PULSE or not self._sends.acquire(blocking=False):
+        if os.getpid() != self._process or time.monotonic() - self._said < PULSE:
+            return
+        if not self._sends.acquire(blocking=False):
             return
         try:
             with suppress(OSError, ValueError, PipeBroken):  # it is gone: who receives hears why
