@@ -3,7 +3,7 @@
 While a protected model runs, batch normalisation and max pooling in float32 are computed by kernels/layers.c, in
 whatever module or function they stand. Results agree with torch's within the rounding of float32, and are the same on
 every processor that has the kernels. Everything else, and everything where nothing was compiled, is torch's own.
-Depthwise convolutions are in `depthwise`, fully connected layers in `few_rows`.
+Depthwise convolutions are in `depthwise`, fully connected layers in `few_rows`, 1x1 convolutions in `one_by_one`.
 
 An activation that overwrites what was just normalised (ReLU or ReLU6 with inplace=True) is not derived by itself:
 batch normalisation, whose backward pass reads the same numbers, stops the gradient where the activation did. Right
