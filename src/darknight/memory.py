@@ -43,6 +43,26 @@ def ask_for_large_pages(address: int, nbytes: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_HUGEPAGE)
 
 
+def free_bytes() -> int:
+    """What the kernel could give to new programs without ending others. Raises LookupError where it does not say."""
+    return _meminfo("MemAvailable")
+
+
+def is_short() -> bool:
+    """Whether less than a quarter of this machine's memory is free: then nobody should keep what he does not need."""
+    try:
+        return free_bytes() < _meminfo("MemTotal") // 4
+    except LookupError:
+        return False
+
+
+def _meminfo(name: str) -> int:
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    raise LookupError(f"no {name} in /proc/meminfo")
+
+
 def large_page_settings() -> dict[str, str]:
     """Who gets large pages on this machine: ``own`` memory, and memory that is ``shared`` between processes."""
     folder = Path("/sys/kernel/mm/transparent_hugepage")

@@ -3,8 +3,9 @@
 import pytest
 
 from darknight.bench import SCHEMES, measure_ceiling, room
-from darknight.bench.room import free_bytes, least_bytes
+from darknight.bench.room import least_bytes
 from darknight.errors import UsageError
+from darknight.memory import free_bytes
 
 GIBIBYTE = 1 << 30
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from darknight.memory import large_page_settings
+from darknight import memory
+from darknight.memory import free_bytes, is_short, large_page_settings
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's settings")
 
@@ -69,3 +70,15 @@ def test_where_addresses_are_limited_none_are_set_aside():
     faults, _, large = run("kept", preexec_fn=limited)
     assert faults < 1000
     assert large == 0
+
+
+def test_memory_is_short_when_three_quarters_are_taken(monkeypatch):
+    said = "MemTotal:       1000 kB\nMemFree:          10 kB\nMemAvailable:    {} kB\n"
+    for free, short in ((249, True), (250, False), (900, False)):
+        monkeypatch.setattr(memory, "_text", lambda _, free=free: said.format(free))
+        assert free_bytes() == free << 10
+        assert is_short() is short
+    monkeypatch.setattr(memory, "_text", lambda _: "")  # a system that does not say
+    assert not is_short()
+    with pytest.raises(LookupError, match="MemAvailable"):
+        free_bytes()

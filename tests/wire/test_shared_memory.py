@@ -511,6 +511,30 @@ def pages(descriptor):
     return 512 * os.fstat(descriptor).st_blocks
 
 
+def test_where_memory_is_short_a_large_block_leaves_nothing_behind(monkeypatch):
+    short = [False]
+    monkeypatch.setattr(arena, "is_short", lambda: short[0])
+    monkeypatch.setattr(arena, "_LARGE", arena.SEGMENT)
+    area = Arena(Kind.PRIVATE, iter(range(1, 9)).__next__)
+    (first, small), (second, large), (third, other) = (area.take(size) for size in (100, arena.SEGMENT, arena.SEGMENT))
+    kept = os.dup(second._descriptor)  # a worker's
+    try:
+        arena.write(second, large, torch.ones(arena.SEGMENT // 4))
+        assert area.give(large) == []  # it is used again while it is warm
+        assert pages(kept) >= arena.SEGMENT
+        segment, large = area.take(arena.SEGMENT)
+        assert segment is second
+        short[0] = True
+        assert area.give(small) == []  # nobody asks for its sake
+        assert area.take(100) == (first, small)
+        assert area.give(large) == [second]
+        assert pages(kept) == 0
+        assert area.give(other) == [third]
+    finally:
+        area.close()
+        os.close(kept)
+
+
 @pytest.mark.parametrize("ending", ["idle", "closed"])
 @pytest.mark.parametrize("kind", [Kind.PRIVATE, Kind.WEIGHTS])
 def test_a_worker_that_keeps_a_segment_keeps_no_memory_of_the_enclave_with_it(ending, kind):

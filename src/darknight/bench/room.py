@@ -6,11 +6,10 @@ a bound from below (plan.memory): what passes it can still be too much.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from darknight.bench.steps import CLASSES
 from darknight.coding import Scheme
 from darknight.errors import UsageError
+from darknight.memory import free_bytes
 from darknight.plan.candidate import Candidate
 from darknight.plan.layers import count_network
 from darknight.plan.memory import memory_of
@@ -45,11 +44,3 @@ def least_bytes(model: str, batch: int, size: int, training: bool, scheme: Schem
     plain = network.parameters * _FLOAT * (_TRAINED if training else 1) + network.saved_bytes
     copies = 1 if links == "shm" else scheme.workers  # of the weights: one for all workers, or one for each
     return memory.enclave_at_least + plain + scheme.workers * (memory.worker_keeps - weights) + copies * weights
-
-
-def free_bytes() -> int:
-    """What the kernel could give to new programs without ending others."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    raise LookupError("no MemAvailable in /proc/meminfo")

@@ -1,7 +1,7 @@
 """Where tensors for workers of this machine go: segments, and blocks in them that are taken, freed and taken again.
 
 Memory that was written before is ten times faster to write than pages that are fresh from the kernel. So blocks go to
-the first segment with room, and a segment that is free stays for a while.
+the first segment with room, and a segment that is free stays for a while; but not where memory is short.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from darknight.memory import is_short
 from darknight.wire.link import LinkClosed
 from darknight.wire.segments import NOTE, PAGE, SEGMENT, FreeList, Kind, Unmappable, create, empty_out
 
 IDLE = 300.0  # seconds after which a segment that is wholly free is given back: the next step, if slow, needs it warm
 _OFTEN = 1.0  # seconds between two looks for such segments
+_LARGE = 64 << 20  # bytes of a block with which it is asked whether memory is short
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -136,15 +138,18 @@ class Arena:
         return segment
 
     def give(self, block: Block) -> list[Segment]:
-        """Frees a block. Returns the segments that went with it: those that were wholly free for `IDLE` seconds."""
+        """Frees a block. Returns the segments that went with it: those that were wholly free for `IDLE` seconds, or all
+        that are if the block is large and the machine short of memory.
+        """
         segment = self.find(block)
         del segment.live[block.offset]
         segment.free.give(block.offset, block.nbytes)
         segment.used = now = self._clock()
-        if now - self._looked < _OFTEN:
+        short = block.nbytes >= _LARGE and is_short()
+        if now - self._looked < _OFTEN and not short:
             return []
         self._looked = now
-        stale = [s for s in self._segments.values() if now - s.used >= IDLE and s.free.whole]
+        stale = [s for s in self._segments.values() if (short or now - s.used >= IDLE) and s.free.whole]
         for gone in stale:
             del self._segments[gone.number]
             gone.give_back()
