@@ -1,4 +1,4 @@
-"""1x1 convolutions that stay in the enclave, as products of matrices where images are large.
+"""1x1 convolutions that stay in the enclave, as products of matrices where images are large and channels few.
 
 torch's bring images into an order of their own first, and back, which takes as long as the arithmetic if there are few
 channels. A product of matrices reads them where they lie. Results agree with torch's within the rounding of float32.
@@ -16,6 +16,7 @@ from darknight.nn.behind import needs_grad
 from darknight.nn.pooling import ordinary, pair
 
 _SMALLEST = 28 * 28  # positions: in smaller images torch takes no longer, or less
+_MOST = 64  # channels on the narrower side: the same
 
 
 def mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -47,14 +48,10 @@ def _mixed(
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product of matrices is torch's result, in torch's layout, and sooner there.
-
-    The gradient of the weight is made for each example first: together they are to be no more than the images are.
-    """
+    """Whether a product of matrices is torch's result, in torch's layout, and sooner there."""
     if x.dim() != 4 or not len(x) or x.shape[1] != weight.shape[1] or not weight.is_contiguous():
         return False
-    positions = x.shape[2] * x.shape[3]
-    if positions < _SMALLEST or weight.numel() > positions * (weight.shape[0] + weight.shape[1]):
+    if x.shape[2] * x.shape[3] < _SMALLEST or min(weight.shape[:2]) > _MOST:
         return False
     floats = all(each.dtype == torch.float32 and each.is_cpu and each.layout == torch.strided for each in (x, weight))
     return floats and x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
