@@ -100,6 +100,8 @@ def test_weights_are_the_same_bits_whatever_happens_to_workers(tmp_path, full, c
 
     def disturb(step):
         while stopped and stopped[0][0] <= step:
+            for timer in timers:
+                timer.join()  # steps may be so short that it was not stopped yet, and nobody would let it go on then
             stopped.pop(0)[1].go_on()
         if step % 4 == 2:
             for timer in timers:
