@@ -85,7 +85,7 @@ def test_every_flipped_byte_and_every_cut_is_noticed(copy, name, full):
             assert json.loads(damaged) == json.loads(whole)
         if place % 7 == 0:
             path.write_bytes(whole[:place])
-            if whole[place:].isspace():  # the end of the last line: nothing is missing
+            if name == "state.json" and whole[place:].isspace():  # the end of its last line: nothing is missing
                 assert complaint_about(copy) == ""
                 continue
             with pytest.raises(DataError, match=name):
