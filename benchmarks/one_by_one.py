@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from timing import best
 from torch import Tensor
 
-from darknight.nn.one_by_one import mixed
+from darknight.nn.one_by_one import pointwise
 from darknight.runtime import keep_memory
 
 # channels in and out, side of the images
@@ -54,13 +55,7 @@ def measured(batch: int, inputs: int, outputs: int, side: int, times: int) -> li
     usual = [x, weight, torch.randn(batch, outputs, side, side)]
     last = [each.to(memory_format=torch.channels_last) for each in usual]
     runs = [*_of_torch(*usual), *_of_torch(*last), *_here(*usual)]
-    shortest = [float("inf")] * len(runs)
-    for _ in range(times + 1):  # once more, to warm up
-        for place, run in enumerate(runs):
-            begun = time.thread_time()
-            run()
-            shortest[place] = min(shortest[place], time.thread_time() - begun)
-    return [1e3 * each for each in shortest]
+    return [1e3 * each for each in best(*runs, times=times, clock=time.thread_time)]
 
 
 def _of_torch(x: Tensor, weight: Tensor, grad: Tensor) -> list[Callable[[], object]]:
@@ -76,11 +71,11 @@ def _of_torch(x: Tensor, weight: Tensor, grad: Tensor) -> list[Callable[[], obje
 def _here(x: Tensor, weight: Tensor, grad: Tensor) -> list[Callable[[], object]]:
     def back(for_x: bool) -> Callable[[], object]:
         operands = x.detach().requires_grad_(for_x), weight.detach().requires_grad_(not for_x)
-        y = mixed(torch.conv2d, operands, {})
+        y = pointwise(torch.conv2d, operands, {})
         assert y is not None, "it is made for these"
         return lambda: torch.autograd.grad(y, operands[not for_x], grad, retain_graph=True)
 
-    return [lambda: mixed(torch.conv2d, (x, weight), {}), back(True), back(False)]
+    return [lambda: pointwise(torch.conv2d, (x, weight), {}), back(True), back(False)]
 
 
 def show(name: str, times: list[float]) -> None:

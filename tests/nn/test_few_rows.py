@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 import darknight as dk
 from darknight.kernels import compiled_few_rows
 from darknight.nn import few_rows
+from nn.at_home import Changed, assert_close, assert_trained_alike, gradients, nothing, trained
 from nn.three_ways import SCHEME
 
 pytestmark = [
@@ -56,40 +57,19 @@ def only_sent(name: str, module: nn.Module) -> bool:
     return name == "sent"
 
 
-def nothing(name: str, module: nn.Module) -> bool:
-    return False
-
-
-def trained(monkeypatch, kernels: bool):
-    torch.manual_seed(5)
-    model = Head()
-    x, target = torch.randn(6, 20), torch.tensor([0, 1, 2, 3, 4, 0])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with monkeypatch.context() as patch, dk.Runtime(SCHEME, None) as runtime:
+def trained_with(kernels: bool, monkeypatch):
+    with monkeypatch.context() as patch:
         if not kernels:
             patch.setattr(compiled_few_rows, "chosen", lambda: None)
-        report = dk.protect_(model, runtime, where=only_sent)
-        for _ in range(3):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), target).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            scores = model(x)
-        return {**model.state_dict(), "scores": scores}, report
+        return trained(Head, (6, 20), where=only_sent)
 
 
 def test_training_with_our_kernel_is_training_with_torchs_within_rounding(monkeypatch):
     spy = Spy(monkeypatch)
-    (ours, report), (torchs, reference) = (trained(monkeypatch, kernels) for kernels in (True, False))
+    (ours, report), (torchs, reference) = (trained_with(kernels, monkeypatch) for kernels in (True, False))
     assert len(spy.forward) == 3 * 4  # three layers, three steps and scores, with kernels; and none without
     assert len(spy.backward) == 3 * 3
-    # Quantised activations may round to the other side: a step of the fixed point, and not more.
-    for name, value in ours.items():
-        torch.testing.assert_close(
-            value, torchs[name], rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}"
-        )
-    assert any(not torch.equal(value, torchs[name]) for name, value in ours.items())  # they were ours
+    assert_trained_alike(ours, torchs)
     assert str(report) == str(reference)  # counted alike, whoever computes
 
 
@@ -103,25 +83,8 @@ def test_a_layer_that_stays_because_it_is_cheaper_is_ours(monkeypatch):
     assert (spy.forward, spy.backward) == ([(8, 1024)], [(False, True, True)])
 
 
-def gradients(model_of, protected: bool, shape=(3, 40), again: bool = False, look=lambda y: y):
-    torch.manual_seed(4)
-    model, x = model_of(), torch.randn(shape, requires_grad=True)
-    with dk.Runtime(SCHEME, None) as runtime:
-        if protected:
-            dk.protect_(model, runtime, where=nothing)
-        loss = look(model(x * 1.0)).square().sum()
-        if again:
-            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
-            loss = grad.square().sum()
-        loss.backward()
-    return [x.grad, *(parameter.grad for parameter in model.parameters())]
-
-
-def assert_close(ours, plain) -> None:
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+def assert_torchs(model_of, shape=(3, 40), **options) -> None:
+    assert_close(*(gradients(model_of, shape, protected, where=nothing, **options) for protected in (True, False)))
 
 
 def frozen(name: str):
@@ -143,14 +106,14 @@ MODELS = {
 @pytest.mark.parametrize(("model_of", "wanted"), MODELS.values(), ids=MODELS)
 def test_gradients_are_torchs_and_those_that_nobody_wants_are_not_computed(model_of, wanted, shape, monkeypatch):
     spy = Spy(monkeypatch)
-    assert_close(gradients(model_of, True, shape), gradients(model_of, False, shape))
+    assert_torchs(model_of, shape)
     assert (len(spy.forward), spy.backward) == (1, [wanted])
 
 
 @pytest.mark.parametrize(("model_of", "wanted"), MODELS.values(), ids=MODELS)
 def test_gradients_of_gradients_are_torchs(model_of, wanted, monkeypatch):
     spy = Spy(monkeypatch)
-    assert_close(gradients(model_of, True, again=True), gradients(model_of, False, again=True))
+    assert_torchs(model_of, again=True)
     assert len(spy.forward) == 1
 
 
@@ -170,17 +133,8 @@ def test_a_gradient_in_another_layout_is_taken(monkeypatch):
     def look(y):
         return y.t().contiguous()
 
-    assert_close(gradients(model_of, True, look=look), gradients(model_of, False, look=look))
+    assert_torchs(model_of, look=look)
     assert len(spy.backward) == 1
-
-
-class Changed(nn.Module):
-    def __init__(self, change, model) -> None:
-        super().__init__()
-        self.change, self.model = change, model
-
-    def forward(self, x):
-        return self.model(self.change(x))
 
 
 def transposed():
@@ -201,13 +155,13 @@ OTHERS = {
 @pytest.mark.parametrize("model_of", OTHERS.values(), ids=OTHERS)
 def test_what_the_kernel_is_not_made_for_is_computed_all_the_same(model_of, monkeypatch):
     spy = Spy(monkeypatch)
-    assert_close(gradients(model_of, True), gradients(model_of, False))
+    assert_torchs(model_of)
     assert spy.forward == []
 
 
 def test_a_small_weight_is_torchs(monkeypatch):
     spy = Spy(monkeypatch, few_rows._SMALLEST)
-    gradients(MODELS["with a bias"][0], True)
+    gradients(MODELS["with a bias"][0], (3, 40), True, where=nothing)
     assert spy.forward == []
 
 

@@ -8,11 +8,12 @@ from torch.autograd import forward_ad
 
 import darknight as dk
 from darknight.nn import one_by_one
+from nn.at_home import Changed, assert_close, assert_trained_alike, gradients, nothing, trained
 from nn.three_ways import SCHEME
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE = (3, 6, 5, 7)
+SHAPE, BATCH = (3, 6, 5, 7), (6, 3, 8, 8)
 
 
 class Block(nn.Module):
@@ -51,65 +52,21 @@ def only_sent(name: str, module: nn.Module) -> bool:
     return name == "sent"
 
 
-def nothing(name: str, module: nn.Module) -> bool:
-    return False
-
-
-def trained():
-    torch.manual_seed(5)
-    model = Block()
-    x, target = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dk.Runtime(SCHEME, None) as runtime:
-        report = dk.protect_(model, runtime, where=only_sent)
-        for _ in range(3):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), target).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            scores = model(x)
-        return {**model.state_dict(), "scores": scores}, report
-
-
 def test_training_by_products_of_matrices_is_training_by_convolutions_within_rounding(monkeypatch):
     with monkeypatch.context() as patch:
         spy = Spy(patch)
-        ours, report = trained()
+        ours, report = trained(Block, BATCH, where=only_sent)
         assert len(spy.seen) == 3 * 4  # three layers, three steps and scores
-    torchs, reference = trained()  # images of 8x8 are torch's
-    # Quantised activations may round to the other side: a step of the fixed point, and not more.
-    for name, value in ours.items():
-        torch.testing.assert_close(
-            value, torchs[name], rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}"
-        )
-    assert any(not torch.equal(value, torchs[name]) for name, value in ours.items())  # they were ours
+    torchs, reference = trained(Block, BATCH, where=only_sent)  # images of 8x8 are torch's
+    assert_trained_alike(ours, torchs)
     assert str(report) == str(reference)  # counted alike, whoever computes
 
 
-def gradients(model_of, protected: bool, again: bool = False, look=lambda y: y):
-    torch.manual_seed(4)
-    model, x = model_of(), torch.randn(SHAPE, requires_grad=True)
-    with dk.Runtime(SCHEME, None) as runtime:
-        if protected:
-            dk.protect_(model, runtime, where=nothing)
-        y = model(x * 1.0)
-        loss = look(y).square().sum()
-        if again:
-            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
-            loss = grad.square().sum()
-        loss.backward()
-    return [y.detach(), x.grad, *(parameter.grad for parameter in model.parameters())], y.stride()
-
-
-def assert_close(ours, plain) -> None:
-    (values, strides), (expected, as_torch) = ours, plain
-    for mine, theirs in zip(values, expected, strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
-            size = float(theirs.abs().max()) if theirs.numel() else 0.0
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * size)
-    assert strides == as_torch
+def assert_torchs(model_of, **options) -> None:
+    """Results, their layout, and gradients."""
+    ours, plain = (gradients(model_of, SHAPE, protected, where=nothing, **options) for protected in (True, False))
+    assert_close(ours, plain)
+    assert ours[0].stride() == plain[0].stride()
 
 
 def frozen(name: str):
@@ -133,7 +90,7 @@ MODELS = {
 @pytest.mark.parametrize("model_of", MODELS.values(), ids=MODELS)
 def test_results_gradients_and_layouts_are_torchs(model_of, again, monkeypatch):
     spy = Spy(monkeypatch)
-    assert_close(gradients(model_of, True, again), gradients(model_of, False, again))
+    assert_torchs(model_of, again=again)
     assert spy.seen == [SHAPE]
 
 
@@ -144,7 +101,7 @@ def test_a_gradient_in_another_layout_is_taken(monkeypatch):
         return y.to(memory_format=torch.channels_last)
 
     model_of = MODELS["with a bias"]
-    assert_close(gradients(model_of, True, look=look), gradients(model_of, False, look=look))
+    assert_torchs(model_of, look=look)
     assert spy.seen == [SHAPE]
 
 
@@ -154,17 +111,8 @@ def test_an_activation_in_place_behind_it_is_torchs(monkeypatch):
     def model_of():
         return nn.Sequential(nn.Conv2d(6, 9, 1), nn.ReLU(inplace=True))
 
-    assert_close(gradients(model_of, True), gradients(model_of, False))
+    assert_torchs(model_of)
     assert spy.seen == [SHAPE]
-
-
-class Changed(nn.Module):
-    def __init__(self, change, model) -> None:
-        super().__init__()
-        self.change, self.model = change, model
-
-    def forward(self, x):
-        return self.model(self.change(x))
 
 
 OTHERS = {
@@ -184,23 +132,23 @@ OTHERS = {
 @pytest.mark.parametrize("model_of", OTHERS.values(), ids=OTHERS)
 def test_what_it_is_not_made_for_is_computed_all_the_same(model_of, monkeypatch):
     spy = Spy(monkeypatch)
-    assert_close(gradients(model_of, True), gradients(model_of, False))
+    assert_torchs(model_of)
     assert spy.seen == []
 
 
 def test_smaller_images_are_torchs(monkeypatch):
     spy = Spy(monkeypatch, SHAPE[2] * SHAPE[3] + 1)
-    gradients(MODELS["with a bias"], True)
+    gradients(MODELS["with a bias"], SHAPE, True, where=nothing)
     assert spy.seen == []
 
 
 def test_many_channels_on_both_sides_are_torchs(monkeypatch):
     spy = Spy(monkeypatch)
     monkeypatch.setattr(one_by_one, "_MOST", 6)
-    gradients(lambda: nn.Conv2d(6, 9, 1), True)
+    gradients(lambda: nn.Conv2d(6, 9, 1), SHAPE, True, where=nothing)
     assert spy.seen == [SHAPE]
     monkeypatch.setattr(one_by_one, "_MOST", 5)
-    gradients(lambda: nn.Conv2d(6, 9, 1), True)
+    gradients(lambda: nn.Conv2d(6, 9, 1), SHAPE, True, where=nothing)
     assert spy.seen == [SHAPE]
 
 

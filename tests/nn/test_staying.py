@@ -10,6 +10,7 @@ from torch import nn
 import darknight as dk
 from darknight.kernels import compiled_layers
 from darknight.nn import pooling, staying
+from nn.at_home import assert_trained_alike, trained
 from nn.three_ways import SCHEME
 
 pytestmark = [
@@ -38,35 +39,17 @@ class Block(nn.Module):
         return self.last(F.max_pool2d(torch.relu_(third + second), 2))
 
 
-def trained(model_of, monkeypatch, kernels: bool, steps: int = 3):
-    torch.manual_seed(5)
-    model = model_of()
-    x, target = torch.randn(6, 3, 12, 16), torch.tensor([0, 1, 2, 3, 4, 0])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with monkeypatch.context() as patch, dk.Runtime(SCHEME, None) as runtime:
+def trained_with(kernels: bool, model_of, monkeypatch, steps: int = 3):
+    with monkeypatch.context() as patch:
         if not kernels:
             patch.setattr(compiled_layers, "chosen", lambda: None)
-        dk.protect_(model, runtime)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), target).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            scores = model(x)
-        return {**model.state_dict(), "scores": scores}
+        return trained(model_of, (6, 3, 12, 16), steps)[0]
 
 
 @pytest.mark.parametrize("inplace", [True, False], ids=["in place", "apart"])
 def test_training_with_our_kernels_is_training_with_torchs_within_rounding(inplace, monkeypatch):
-    ours, torchs = (trained(lambda: Block(inplace), monkeypatch, kernels) for kernels in (True, False))
-    assert list(ours) == list(torchs)
-    # Quantised activations may round to the other side: a step of the fixed point, and not more.
-    for name, value in ours.items():
-        torch.testing.assert_close(
-            value, torchs[name], rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}"
-        )
-    assert any(not torch.equal(value, torchs[name]) for name, value in ours.items())  # they were ours
+    ours, torchs = (trained_with(kernels, lambda: Block(inplace), monkeypatch) for kernels in (True, False))
+    assert_trained_alike(ours, torchs)
 
 
 class Spy:
@@ -92,13 +75,13 @@ class Spy:
 
 def test_an_activation_in_place_right_behind_is_left_to_the_normalisation(monkeypatch):
     spy = Spy(monkeypatch)
-    trained(lambda: Block(True), monkeypatch, True, steps=1)
+    trained_with(True, lambda: Block(True), monkeypatch, steps=1)
     # bn1-relu, bn2-relu6, pool, bn3 (an addition stands between it and its relu), pool, and a bn that is finished with
     # its hardtanh, because it was known that this comes next.
     block = ["_Normalised", "_Clipped", "_Normalised", "_Clipped", "_Pooled", "_Normalised", "_Pooled"]
     assert spy.calls == [*block, "_Normalised"]
     spy.calls.clear()
-    trained(lambda: Block(False), monkeypatch, True, steps=1)
+    trained_with(True, lambda: Block(False), monkeypatch, steps=1)
     assert "_Clipped" not in spy.calls
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darknight.kernels.compiled_layers import suits, vector
 from darknight.nn.behind import needs_grad
 from darknight.nn.pooling import ordinary, pair
 
@@ -19,14 +20,14 @@ _SMALLEST = 28 * 28  # positions: in smaller images torch takes no longer, or le
 _MOST = 64  # channels on the narrower side: the same
 
 
-def mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The result, if this call is a product of matrices; None if it is torch's."""
     if func is not torch.conv2d or torch.is_autocast_enabled("cpu"):
         return None
-    return _mixed(*args, **kwargs)
+    return _pointwise(*args, **kwargs)
 
 
-def _mixed(
+def _pointwise(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -39,26 +40,22 @@ def _mixed(
         return None
     if isinstance(padding, str) or pair(padding) != (0, 0) or not ordinary(input, weight, bias):
         return None
-    if not _suits(input, weight) or (bias is not None and not _vector(bias, len(weight))):
-        return None
     operands = (input, weight, bias)
+    if not _suits(*operands):
+        return None
     if needs_grad(*operands):
-        return _Mixed.apply(*operands)  # type: ignore[no-untyped-call, no-any-return]
+        return _Pointwise.apply(*operands)  # type: ignore[no-untyped-call, no-any-return]
     return _product(*operands)
 
 
-def _suits(x: Tensor, weight: Tensor) -> bool:
+def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a product of matrices is torch's result, in torch's layout, and sooner there."""
-    if x.dim() != 4 or not len(x) or x.shape[1] != weight.shape[1] or not weight.is_contiguous():
+    if not suits(x) or not suits(weight) or x.dim() != 4 or x.shape[1] != weight.shape[1]:
         return False
-    if x.shape[2] * x.shape[3] < _SMALLEST or min(weight.shape[:2]) > _MOST:
+    if bias is not None and not vector(bias, len(weight)):
         return False
-    floats = all(each.dtype == torch.float32 and each.is_cpu and each.layout == torch.strided for each in (x, weight))
-    return floats and x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _vector(bias: Tensor, length: int) -> bool:
-    return bias.dtype == torch.float32 and bias.is_cpu and bias.shape == (length,)
+    large = x.shape[2] * x.shape[3] >= _SMALLEST and min(weight.shape[:2]) <= _MOST
+    return large and not x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -71,7 +68,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-class _Mixed(torch.autograd.Function):
+class _Pointwise(torch.autograd.Function):
     """Its backward pass is of torch's functions, so that it can be derived again (create_graph=True)."""
 
     @staticmethod

@@ -28,7 +28,7 @@ from darknight.nn.few_rows import multiplied
 from darknight.nn.flops import FlopCounter
 from darknight.nn.following import Following
 from darknight.nn.function import product
-from darknight.nn.one_by_one import mixed
+from darknight.nn.one_by_one import pointwise
 from darknight.nn.public import PublicParameters
 from darknight.nn.report import ENCLAVE, MASKED, Report
 from darknight.nn.staying import Staying
@@ -201,7 +201,7 @@ class Protection:
         path = self._active.paths[-1] if self._active.paths else ""
         ours = convolved(func, args, kwargs, self._following)
         if ours is None:
-            found = mixed(func, args, kwargs)
+            found = pointwise(func, args, kwargs)
             found = multiplied(func, args, kwargs) if found is None else found
             ours = None if found is None else (found, Behind())
         if ours is not None:
