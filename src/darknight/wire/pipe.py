@@ -25,6 +25,7 @@ Leaks: sizes and times of frames, and that an end is gone, to everybody on the w
 from __future__ import annotations
 
 import hmac
+import mmap
 import os
 import secrets
 import select
@@ -111,11 +112,11 @@ class Pipe:
         self._process = os.getpid()
         self._sends, self._receives = threading.Lock(), threading.Lock()  # while the connection is in use
         self._sealing, self._opening = _Direction(mine), _Direction(theirs)
-        self._outgoing = memoryview(bytearray(_RECORD + _LENGTH + HEADER_LIMIT + _TAG))  # a header, and a chunk
-        self._ahead = memoryview(bytearray(_AHEAD))
+        self._outgoing = _buffer(_RECORD + _LENGTH + HEADER_LIMIT + _TAG)  # a header, and a chunk
+        self._ahead = _buffer(_AHEAD)
         self._begin = self._end = 0  # of what was read ahead
-        self._sealed = memoryview(bytearray(CHUNK + _TAG))
-        self._frame = memoryview(bytearray(CHUNK))
+        self._sealed = _buffer(CHUNK + _TAG)
+        self._frame = _buffer(CHUNK)
         self._begun = self._said = time.monotonic()  # said: when something was sent last
         self._pulses = 0  # that came
         _pulses.keep(self)
@@ -259,6 +260,13 @@ class Pipe:
         _pulses.drop(self)
         with self._sends, self._receives:
             self._connection.close()
+
+
+def _buffer(size: int) -> memoryview:
+    """Memory that goes back to the kernel with its pipe. Among Python's objects it would leave holes which these fill:
+    each lost link would cost the process as much for good (tests/fleet/test_soak.py).
+    """
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class _Direction(Secret):
