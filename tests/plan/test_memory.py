@@ -11,6 +11,7 @@ from darknight.coding import PRIME_25, PRIME_28
 from darknight.fleet import Fleet, Member
 from darknight.models import build_model
 from darknight.plan import make_plan, memory
+from darknight.runtime import crew
 from darknight.types import Seed
 from darknight.wire import in_process, seeds
 from darknight.worker import Executor, serve
@@ -63,9 +64,23 @@ def test_a_worker_with_so_much_memory_refuses_nothing(model, arithmetic):
     plan = make_plan(request(model=model, **arithmetic))
     missed, most = train(plan, plan.memory.worker)
     assert not missed
-    # The K + 2M keep weights and shares; the spare keeps no share.
+    # The K + 2M keep weights and shares, also of the step before, until they are told that it is over.
+    keepers, spares = most[: plan.scheme.base_workers], most[plan.scheme.base_workers :]
+    keeps = plan.memory.worker_keeps
+    assert all(keeps <= kept < keeps + memory._OVER for kept in keepers)
+    assert all(kept < keepers[0] for kept in spares)  # a spare keeps no share
+
+
+def test_what_is_kept_is_counted_exactly_if_workers_are_told_at_once(monkeypatch):
+    monkeypatch.setattr(crew, "WORTH", 0)
+    plan = make_plan(request(model="small-cnn"))
+    _, most = train(plan, plan.memory.worker)
     assert most[: plan.scheme.base_workers] == [plan.memory.worker_keeps] * plan.scheme.base_workers
     assert all(kept < plan.memory.worker_keeps for kept in most[plan.scheme.base_workers :])
+
+
+def test_what_is_over_is_planned_for_as_much_as_the_runtime_leaves_untold():
+    assert memory._OVER == crew.WORTH + crew.MANY * OVERHEAD
 
 
 def test_with_less_than_it_keeps_it_refuses():

@@ -14,6 +14,7 @@ import darknight as dk
 from darknight.coding import PRIME_28
 from darknight.coding.algebra import inverse
 from darknight.fleet import Custody, Fleet
+from darknight.runtime import crew
 from darknight.runtime.trial import WRONG
 from darknight.types import ForwardTask, Pass, Refusal
 from fleet.faults import Plan, faulty_fleet, redial
@@ -129,8 +130,9 @@ def test_a_standby_gets_the_lost_shares_and_the_enclave_does_nothing():
     assert [change.worker for change in ledger.reseated] == [None, "w4"]
 
 
-def test_only_who_holds_shares_is_told_to_forget_them():
+def test_only_who_holds_shares_is_told_to_forget_them(monkeypatch):
     """A standby that reads nothing would otherwise collect such messages in the enclave, step after step."""
+    monkeypatch.setattr(crew, "WORTH", 0)
     plans = {0: Plan()}
     disturbed(SCHEME, plans, standbys=1)
     assert len(plans[0].forgot) >= 3 * (STEPS - 1)

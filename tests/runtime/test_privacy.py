@@ -1,5 +1,6 @@
 """What a worker of a real training run received says nothing about the data; and would, if the masking were broken."""
 
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,10 @@ from torch import nn
 
 import darknight as dk
 from darknight.coding import field
+from darknight.runtime import crew
+from darknight.types import Forget
 from fleet.threads import thread_fleet
+from fleet.workers import eventually
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -129,21 +133,51 @@ def test_gradients_in_the_clear_are_what_they_say():
     assert torch.equal(signs.argmin(-1), labels)
 
 
-def test_workers_forget_a_call_when_its_graph_is_gone():
-    model = nn.Linear(5, 3)
+@contextmanager
+def told_to_forget(model):
+    """A protected model, its runtime, and what worker 0 is told to forget: calls and weights, a pair each time."""
     with thread_fleet(SCHEME) as fleet, dk.Runtime(SCHEME, fleet) as runtime:
         dk.protect_(model, runtime)
-        forgotten = []
-        post = fleet.post
+        told, post = [], fleet.post
 
         def watched(worker, message):
-            if worker == 0:
-                forgotten.extend(getattr(message, "calls", ()))
+            if worker == 0 and isinstance(message, Forget):
+                told.append((message.calls, message.weights))
             post(worker, message)
 
         fleet.post = watched
+        yield runtime, told
+
+
+def test_workers_forget_a_call_when_its_graph_is_gone(monkeypatch):
+    monkeypatch.setattr(crew, "WORTH", 0)
+    model = nn.Linear(5, 3)
+    with told_to_forget(model) as (_, told):
         for _ in range(4):
             model(torch.randn(8, 5)).sum().backward()
         with torch.no_grad():
             model(torch.randn(8, 5))
-    assert forgotten == [1, 3, 5, 7]  # the numbers between are of gradients; the last call was never kept
+    # The numbers between are of gradients; the last call was never kept.
+    assert [call for calls, _ in told for call in calls] == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("limit", ["WORTH", "MANY"])
+def test_workers_are_told_together_what_to_forget(limit, monkeypatch):
+    """In each step a call is over, with shares of 40 bytes, and by the next forward pass weights of 60."""
+    monkeypatch.setattr(crew, limit, {"WORTH": 200, "MANY": 4}[limit])
+    model = nn.Linear(5, 3)
+    with told_to_forget(model) as (runtime, told):
+        monkeypatch.setattr(runtime, "tidy", lambda: None)  # the fleet asks for it four times a second
+        for step in range(6):
+            model(torch.randn(8, 5)).sum().backward()
+            model.weight.data.sub_(0.1)
+            assert len(told) == (step >= 2) + (step >= 4)
+        assert told == [((1, 3), (("", 1), ("", 2))), ((5, 7), (("", 3), ("", 4)))]
+
+
+def test_between_two_steps_workers_are_told_all_that_is_over():
+    model = nn.Linear(5, 3)
+    with told_to_forget(model) as (_, told):
+        model(torch.randn(8, 5)).sum().backward()
+        assert eventually(lambda: told, 60)
+    assert told == [((1,), ())]

@@ -20,6 +20,7 @@ from darknight.types import BackwardTask, ForwardTask, Pass, Weights
 
 _OVERHEAD = 4096  # of each tensor that a worker keeps, as it counts
 _FLOAT32, _FLOAT64 = 4, 8
+_OVER = (8 << 20) + 64 * _OVERHEAD  # of what is over, and it need not have been told yet (runtime.crew)
 _SEED = 1 << 18  # at most, beside a share that is made from its seed (wire.seeds)
 _EARLIER = 2  # bytes of a quantised weight of the step before; floats keep their width
 
@@ -48,7 +49,7 @@ def memory_of(network: Network, candidate: Candidate, batch_size: int) -> Memory
             answers = max(answers, _answer(task, product, candidate) + _OVERHEAD)
     # The answer before may still be on its way.
     return Memory(
-        worker=keeps + working + answers + (_SEED if candidate.seeded else 0),
+        worker=keeps + working + answers + _OVER + (_SEED if candidate.seeded else 0),
         worker_keeps=keeps,
         enclave_at_least=_enclave(network, candidate, batch_size),
     )

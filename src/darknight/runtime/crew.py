@@ -35,6 +35,8 @@ _NO_NOTES: Mapping[int, tuple[str, int, int, Pass]] = MappingProxyType({})
 _BROKE = "it broke the protocol"  # so begins the reason for which the fleet put such a worker out
 _OUTSIDE = "values outside the field"
 _AT_ONCE = 5.0  # seconds for what a worker must have done already, or need not think about
+WORTH = 8 << 20  # bytes of what is over, at each worker, that are worth a message to everybody during a step
+MANY = 64  # calls and weights that are so too
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,8 +107,8 @@ class Crew:
         self._asked: dict[int, tuple[str, int, int, Pass]] = {}  # by worker, of its last task: layer, seat, call, pass
         self._convicted: set[int] = set()  # of breaking the protocol: the ledger has heard of them
         self._warned = False  # of refusals
-        self._forgotten: deque[int] = deque()
-        self._outdated: deque[tuple[str, int]] = deque()
+        self._forgotten: deque[tuple[int, int]] = deque()  # calls, and bytes of a share
+        self._outdated: deque[tuple[tuple[str, int], int]] = deque()  # layer and version, and bytes of the weights
         self.waiting_seconds = 0.0
         self.worker_seconds = 0.0
 
@@ -291,7 +293,8 @@ class Crew:
             return
         self._epochs[worker] = epoch
         if weights.message is None:
-            weakref.finalize(weights, self._outdated.append, (weights.layer, weights.version)).atexit = False
+            outdated = (weights.layer, weights.version), weights.tensor.nbytes
+            weakref.finalize(weights, self._outdated.append, outdated).atexit = False
             weights.message = Weights(
                 layer=weights.layer,
                 version=weights.version,
@@ -303,21 +306,26 @@ class Crew:
         weights.given[worker] = epoch  # only now: a post that was interrupted is repeated
         self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
 
-    def forget_with(self, owner: object, call: int) -> None:
-        """Workers forget the shares of the call when `owner` is gone. The finalizer only writes the number down."""
-        weakref.finalize(owner, self._forgotten.append, call).atexit = False
+    def forget_with(self, owner: object, call: int, nbytes: int) -> None:
+        """Workers forget the shares of the call, each of so many bytes, when `owner` is gone. The finalizer only writes
+        it down.
+        """
+        weakref.finalize(owner, self._forgotten.append, (call, nbytes)).atexit = False
 
-    def forget(self) -> None:
-        """Tells workers which calls and weights are over."""
+    def forget(self, *, worth: bool = False) -> None:
+        """Tells workers which calls and weights are over. worth: only if that is worth a message to each of them."""
         calls, weights = _copied(self._forgotten), _copied(self._outdated)
         if not calls and not weights:
             return
-        message = Forget(calls=calls, weights=weights)
+        sizes = [nbytes for _, nbytes in (*calls, *weights)]
+        if worth and sum(sizes) < WORTH and len(sizes) < MANY:
+            return
+        message = Forget(calls=tuple([call for call, _ in calls]), weights=tuple([key for key, _ in weights]))
         for worker, epoch in self._epochs.items():  # nobody gets a share without weights
             if self._fleet.epoch(worker) == epoch:  # or else it began with an empty memory
                 with suppress(WorkerError, FleetError):  # one that is gone remembers nothing
                     self._fleet.post(worker, message)
-        for call in calls:
+        for call in message.calls:
             self.custody.forget(call)
         for queue, count in ((self._forgotten, len(calls)), (self._outdated, len(weights))):
             for _ in range(count):  # only now: a post that was interrupted is repeated

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from darknight.accounting import Ledger, Resent
-from darknight.coding import Code, Mixing, Scheme
+from darknight.coding import Code, Mixing, Scheme, group_count
 from darknight.ops import either
 from darknight.runtime.crew import Crew
 from darknight.runtime.layer import Layer
@@ -36,8 +36,12 @@ class Desk:
         self._calls += 1
         return self._calls
 
+    def share_shape(self, x_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of each share of a batch of this shape."""
+        return (group_count(x_shape[0], self.scheme.inputs), *x_shape[1:])
+
     def begin(self) -> None:
-        self.crew.forget()
+        self.crew.forget(worth=True)
         self.crew.settle()
 
     def may_send(self, masking: int, seat: int, worker: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ class Exchange:
 
     def forget_with(self, saved: Saved) -> None:
         """Workers forget the shares of the call when `saved` is gone."""
-        self._crew.forget_with(saved, saved.call)
+        nbytes = prod(self._desk.share_shape(saved.x_shape)) * self._desk.dtype.itemsize
+        self._crew.forget_with(saved, saved.call, nbytes)
 
     def forget(self) -> None:
         """Tells workers which calls and weights are over."""

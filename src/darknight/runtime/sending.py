@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
-from darknight.coding import Code, group_count
+from darknight.coding import Code
 from darknight.ops import BilinearOp, either
 from darknight.runtime.crew import Asked, Order, Round
 from darknight.runtime.desk import Desk
@@ -37,7 +37,7 @@ class ForwardRound:
         self._maker = maker
         self._saved = saved
         self._keeping = frozenset(code.grad_rows if keep else ())
-        self._share_shape = _share_shape(desk, saved)
+        self._share_shape = desk.share_shape(saved.x_shape)
         self._shape = op.output_shape(self._share_shape, saved.weights.shape)
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
@@ -186,7 +186,7 @@ class BackwardRound:
         self._again = again
         self._masking = masking
         self._clear = not code.masks_gradients
-        self._share_shape = _share_shape(desk, saved)
+        self._share_shape = desk.share_shape(saved.x_shape)
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
         self._keepers: dict[int, int | None] | None = None  # by seat, while it begins
         self._failed: set[int] = set()
@@ -375,11 +375,6 @@ class BackwardRound:
     @property
     def _key(self) -> tuple[object, ...]:
         return (self._layer.name, self._passes, self._share_shape)
-
-
-def _share_shape(desk: Desk, saved: Saved) -> tuple[int, ...]:
-    """Of a share of the input."""
-    return (group_count(saved.x_shape[0], desk.scheme.inputs), *saved.x_shape[1:])
 
 
 def _call_all(functions: list[Callable[[], None]]) -> None:
