@@ -1,5 +1,6 @@
 """Masking and fixed point: what is compiled gives what the reference gives, to the last bit, and touches no more."""
 
+import itertools
 import math
 import random
 import shutil
@@ -112,6 +113,27 @@ def systematic(inputs: int) -> list[list[int]]:
     return [*data, [1] * inputs + [inputs + 1], [0] * inputs + [1]]
 
 
+def of_gradients(inputs: int) -> list[list[int]]:
+    """Its B."""
+    data = [[int(i == j) for i in range(inputs)] + [-1] for j in range(inputs)]
+    return [*data, [0] * inputs + [1], [-1] * (inputs + 1)]
+
+
+@pytest.mark.parametrize("prime", PRIMES)
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_two_terms_are_exact_at_the_ends_of_their_ranges(library, prime, centred, sign):
+    half = prime // 2
+    several = [(0, prime - 1), (-1024, 1024), (-half, half), (-prime, prime), (1 - prime, 0), (half, half + 1)]
+    for first, second in itertools.product(several, several):
+        pairs = list(itertools.product(first, second)) * 20  # whole vectors of them, and a rest
+        sources = [torch.tensor([numbers], dtype=torch.int32) for numbers in zip(*pairs, strict=True)]
+        form = Form(((1, sign),), (first, second), prime, centred)
+        out = torch.full((1, len(pairs)), -7, dtype=torch.int32)
+        assert compiled_field.combine(library, form, sources, [out], [], 1.0)
+        assert torch.equal(out, exactly(form.matrix, sources, prime, centred)[0]), (first, second)
+
+
 @pytest.mark.parametrize("prime", PRIMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_encoding_agrees_with_the_reference(library, prime, seed, full):
@@ -121,7 +143,8 @@ def test_encoding_agrees_with_the_reference(library, prime, seed, full):
         inputs, noises, bits = generator.randint(1, 6), generator.choice([1, 1, 2]), generator.choice([4, 10, 11])
         examples, length = generator.randint(1, 13), generator.choice(LENGTHS[1:])
         groups = -(-examples // inputs)
-        matrix = systematic(inputs) if noises == 1 else drawn_matrix(generator, 5, inputs + noises, prime)
+        usual = generator.choice([systematic, of_gradients])(inputs)
+        matrix = usual if noises == 1 else drawn_matrix(generator, 5, inputs + noises, prime)
         values = torch.randn(examples, length).clamp_(-4, 3.99)
         values[values.abs() < 0.1] = 0.0
         rounding = Rounding(*(generator.getrandbits(32) for _ in range(3))) if trial % 2 else None

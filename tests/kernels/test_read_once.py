@@ -52,6 +52,26 @@ def weighing(kind):
     return run
 
 
+def summed(sources, out, floats):
+    """The sum of all, of one group: in the place of each result."""
+    function = compiled_unmasking.chosen()
+    if function is None or not compiled_unmasking._reads_on():
+        pytest.skip("nothing was compiled, or another processor")
+    flat = [source.view(1, 1, -1) for source in sources]
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    form = Form(((1,) * len(sources),), ((0, PRIME - 1),) * len(sources), PRIME, True)
+    how = compiled_unmasking.Weighing(
+        channels=ones, rows=ones, positions=flat[0].numel(), primes=(PRIME,), longest=8, often=8
+    )
+    total = torch.empty(1, 1, flat[0].numel())
+    outside, sums = compiled_unmasking.unmask(function, form, flat, total, 0.25, how)
+    floats.copy_(total.view(sources[0].shape).expand_as(floats))
+    out.copy_(floats * 4)
+    if not outside:  # what is weighed is what is given
+        assert torch.equal(sums[0, 0], (total * 4).view(-1).to(torch.int32))
+    return outside
+
+
 def by_reference(sources, out, floats):
     return reference.unmask(MATRIX, sources, PRIME, 2, out=out, floats=floats)
 
@@ -69,6 +89,7 @@ HONEST = {
     "plain": compiled("plain_"),
     "weighed": weighing(""),
     "weighed plain": weighing("plain_"),
+    "weighed and summed": summed,
 }
 UNMASK = pytest.mark.parametrize("unmask", HONEST.values(), ids=HONEST)
 INTEGERS = [name for name in HONEST if not name.startswith("weighed")]

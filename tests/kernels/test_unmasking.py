@@ -23,7 +23,7 @@ from kernels.test_field import drawn_matrix, placed, residues
 from kernels.test_residues import MODULI, at_once, entries, usable
 
 KINDS = ["", "avx2_", "plain_"]
-POSITIONS = [1, 2, 9, 16, 49, 195, 255, 256, 257, 784, 1024, 3001]
+POSITIONS = [1, 2, 9, 16, 49, 195, 255, 256, 257, 784, 1024, 2048, 2065, 3001]
 
 
 @pytest.fixture(params=KINDS, ids=["chosen", "avx2", "plain"])
@@ -51,12 +51,15 @@ def try_one(function: Function, generator: random.Random, positions: int) -> Non
     lines = generator.choice([1, 1, 1, 3])
     channels = generator.choice([1, 2, 3, 4, 5, 17, 64, 131]) if positions < 300 else generator.choice([1, 3, 9])
     examples = generator.randint(1, 3 * inputs)
+    kind = generator.choice(["dense", "subtracted", "added", "summed"])
+    if kind == "summed":
+        inputs, noises, examples = 1, generator.choice([1, 3, 5, 14, 15]), generator.choice([1, 1, 2])
     groups, answers = -(-examples // inputs), inputs + noises
-    dense = generator.random() < 0.3
+    sign = -1 if kind == "subtracted" else 1
     matrix = (
         drawn_matrix(generator, inputs, answers, prime)
-        if dense
-        else [[int(i == j) for i in range(inputs)] + [-1] * noises for j in range(inputs)]
+        if kind == "dense"
+        else [[int(i == j) for i in range(inputs)] + [sign] * noises for j in range(inputs)]
     )
     form = Form(tuple(map(tuple, matrix)), ((0, prime - 1),) * answers, prime, True)
     sources = [placed(generator, residues((groups, lines, channels, positions), prime)) for _ in range(answers)]
@@ -73,10 +76,12 @@ def try_one(function: Function, generator: random.Random, positions: int) -> Non
     start = generator.randint(0, 8)
     floats = memory[start : len(memory) - 9 + start].view(examples, lines, channels, positions)
     before = [source.clone() for source in sources]
-    label = (prime, inputs, noises, examples, lines, channels, positions, reps, how.longest, how.often, dense)
+    label = (prime, inputs, noises, examples, lines, channels, positions, reps, how.longest, how.often, kind)
     bias = torch.randn(channels) if generator.random() < 0.5 else None
     limits = generator.choice([None, (0.0, math.inf), (0.0, 6.0), (-1.0, 1.0)])
     scaling = Affine(torch.randn(channels), torch.randn(channels)) if generator.random() < 0.5 else None
+    if kind == "summed" and generator.random() < 0.7:
+        bias = limits = scaling = None
     found = compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, how, bias, limits, scaling)
     assert found is not None, label
     outside, sums = found
@@ -100,15 +105,18 @@ def test_it_is_what_unmasking_and_weighing_give(function, positions, full):
         try_one(function, generator, positions)
 
 
+@pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("channels", "examples"), [(2047, 8), (2500, 2), (40, 63), (40, 66)])
-def test_the_largest_sums_are_exact(function, sign, channels, examples):
+def test_the_largest_sums_are_exact(function, sign, channels, examples, added):
     """Every result and every weight as large as it can be; more channels and rows than one way of summing holds."""
     prime, primes = 2**28 - 57, MODULI[0]
-    form = Form(((1, 0, -1), (0, 1, -1)), ((0, prime - 1),) * 3, prime, True)
+    other = 1 if added else -1
+    form = Form(((1, 0, other), (0, 1, other)), ((0, prime - 1),) * 3, prime, True)
     groups, half = -(-examples // 2), prime // 2
     shape = (groups, 1, channels, 33)
-    sources = [torch.full(shape, value, dtype=torch.int32) for value in ((half, half, 0) if sign > 0 else (0, 0, half))]
+    largest = (half, half, 0) if sign > 0 else (0, 0, prime - half if added else half)
+    sources = [torch.full(shape, value, dtype=torch.int32) for value in largest]
     how = Weighing(
         channels=torch.full((2, channels), -(2.0**21), dtype=torch.float64),
         rows=torch.full((2, examples), -(2.0**22), dtype=torch.float64),
@@ -127,13 +135,72 @@ def test_the_largest_sums_are_exact(function, sign, channels, examples):
     assert floats.eq(sign * half).all()
 
 
-def test_results_beyond_the_cache_are_the_same(function):
+def weighed_total(function, sources, channels=None):
+    """The sum of these, (channel, position): places outside the field, floats, and (rep, position) modulo the prime."""
+    prime, (_, count, positions) = 2**28 - 57, sources[0].shape
+    form = Form(((1,) * len(sources),), ((0, prime - 1),) * len(sources), prime, True)
+    one = torch.ones(2, 1, dtype=torch.float64)
+    how = Weighing(
+        channels=one.expand(2, count) if channels is None else channels,
+        rows=one,
+        positions=positions,
+        primes=(prime,),
+        longest=at_once((prime,), 22),
+        often=at_once((prime,), 23),
+    )
+    floats = torch.full((1, count, positions), math.nan)
+    outside, sums = compiled_unmasking.unmask(function, form, sources, floats, 1.0, how)
+    return outside, floats[0], sums[0].view(2, positions)
+
+
+@pytest.mark.parametrize("answers", [1, 6, 7, 15, 16])
+@pytest.mark.parametrize("value", [1, 2**27 - 29, 2**27 - 28, 2**28 - 58])
+def test_sums_of_any_number_of_answers_are_exact(function, answers, value):
+    prime = 2**28 - 57
+    sources = [torch.full((1, 5, 259), value, dtype=torch.int32) for _ in range(answers)]
+    weights = torch.tensor([[1.0, -(2.0**21), 3.0, 0.0, 2.0**21 - 1], [5.0, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    outside, floats, sums = weighed_total(function, sources, weights)
+    half = prime // 2
+    total = (answers * value + half) % prime - half
+    assert outside == []
+    assert floats.eq(float(torch.tensor(total, dtype=torch.float32))).all()
+    wanted = [(int(row.sum()) * total + half) % prime - half for row in weights]
+    assert sums.eq(torch.tensor(wanted, dtype=torch.int32)[:, None]).all()
+
+
+@pytest.mark.parametrize("value", [-1, 2**28 - 57, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("place", [0, 258, 259 * 3 + 15, 259 * 5 - 1])
+def test_a_sum_names_every_answer_outside_the_field(function, value, place):
+    sources = [torch.full((1, 5, 259), 2**28 - 58, dtype=torch.int32) for _ in range(6)]
+    assert weighed_total(function, sources)[0] == []  # the control: the largest residue
+    sources[1].view(-1)[place] = value
+    assert weighed_total(function, sources)[0] == [1]
+    sources[5].view(-1)[0] = value
+    assert weighed_total(function, sources)[0] == [1, 5]
+
+
+def test_a_sum_of_many_positions_is_made_here_if_it_is_read_from_one_end_to_the_other(function):
+    if not compiled_unmasking._reads_on():
+        pytest.skip("another processor")
+    torch.manual_seed(3)
+    sources = [residues((1, 130, 8800), 2**28 - 57) for _ in range(6)]  # past the cache, in strips
+    outside, floats, sums = weighed_total(function, sources)
+    integers = torch.empty(1, *sources[0].shape, dtype=torch.int32)
+    reference.combine(((1,) * 6,), sources, 2**28 - 57, out=integers, centred=True)
+    half = (2**28 - 57) // 2
+    assert outside == []
+    assert torch.equal(floats, integers[0, 0].float())
+    wanted = (integers[0, 0].long().sum(0) + half).remainder(2**28 - 57) - half
+    assert torch.equal(sums, wanted.to(torch.int32).expand(2, -1))
+
+
+@pytest.mark.parametrize("other", [-1, 1])
+def test_results_beyond_the_cache_are_the_same(function, other):
     generator = random.Random(1)
     torch.manual_seed(1)
     prime, primes = 2**28 - 57, MODULI[0]
-    form = Form(
-        ((1, 0, 0, 0, -1), (0, 1, 0, 0, -1), (0, 0, 1, 0, -1), (0, 0, 0, 1, -1)), ((0, prime - 1),) * 5, prime, True
-    )
+    matrix = tuple((*[int(i == j) for i in range(4)], other) for j in range(4))
+    form = Form(matrix, ((0, prime - 1),) * 5, prime, True)
     sources = [residues((2, 1, 67, 2500), prime) for _ in range(5)]
     how = Weighing(
         channels=entries(generator, (2, 67), 22),

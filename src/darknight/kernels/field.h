@@ -103,13 +103,14 @@ INLINE uint32_t below_prime(uint32_t value, uint32_t prime) {
     return value < value - prime ? value : value - prime;
 }
 
-/* Two terms without an intermediate sum: what a data worker's share and its decoding are. */
+/* Two terms without an intermediate sum: what a data worker's share and its decoding are. turn: a multiple of the prime,
+ * which brings the sum to where below_prime takes it. */
 INLINE void add_two(int32_t *restrict out, const int32_t *restrict x, const int32_t *restrict y, int64_t n, int minus,
-                    const field *f, int centred) {
-    const uint32_t prime = (uint32_t)f->prime, half = centred ? (uint32_t)f->half : 0;
+                    int32_t turn, const field *f, int centred) {
+    const uint32_t prime = (uint32_t)f->prime, half = centred ? (uint32_t)f->half : 0, more = half + (uint32_t)turn;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t value = minus ? (uint32_t)x[i] - (uint32_t)y[i] : (uint32_t)x[i] + (uint32_t)y[i];
-        out[i] = (int32_t)(below_prime(value + half, prime) - half);
+        out[i] = (int32_t)(below_prime(value + more, prime) - half);
     }
 }
 
@@ -120,10 +121,11 @@ typedef struct {
     const int32_t *c; /* by source */
     int64_t sources, first, last; /* the first and the last that has a coefficient */
     int kind, centred;
+    int32_t turn; /* of two terms: as add_two says */
 } recipe;
 
 INLINE recipe recipe_of(const combination *what, int64_t r) {
-    recipe how = {what->matrix + r * what->sources, what->sources, 0, 0, LONG, what->centred};
+    recipe how = {what->matrix + r * what->sources, what->sources, 0, 0, LONG, what->centred, 0};
     int64_t least = 0, most = 0, terms = 0;
     for (int64_t s = 0; s < what->sources; s++) {
         const int64_t c = how.c[s];
@@ -135,11 +137,13 @@ INLINE recipe recipe_of(const combination *what, int64_t r) {
     }
     const int64_t prime = what->prime, room = INT32_MAX - prime, shift = what->centred ? prime / 2 : 0;
     const int32_t one = how.c[how.first], other = how.c[how.last];
+    const int two = terms == 2 && one == 1 && (other == 1 || other == -1);
+    how.turn = (int32_t)(least + shift < -prime ? prime : most + shift >= 2 * prime ? -prime : 0);
     if (terms == 0)
         how.kind = ZEROS;
     else if (terms == 1 && one == 1 && least + shift >= 0 && most + shift < prime)
         how.kind = COPIED;
-    else if (terms == 2 && one == 1 && (other == 1 || other == -1) && least + shift >= -prime && most + shift < 2 * prime)
+    else if (two && least + shift + how.turn >= -prime && most + shift + how.turn < 2 * prime)
         how.kind = OF_TWO;
     else if (least >= -room && most <= room)
         how.kind = SHORT;
@@ -192,9 +196,9 @@ INLINE void row(int32_t *restrict out, const recipe *how, const int32_t *const *
     else if (how->kind == COPIED)
         memcpy(out, one, (size_t)n * sizeof *out);
     else if (how->kind == OF_TWO && how->c[how->last] < 0)
-        add_two(out, one, other, n, 1, f, how->centred);
+        add_two(out, one, other, n, 1, how->turn, f, how->centred);
     else if (how->kind == OF_TWO)
-        add_two(out, one, other, n, 0, f, how->centred);
+        add_two(out, one, other, n, 0, how->turn, f, how->centred);
     else if (how->kind == SHORT)
         short_row(out, how, x, from, n, f);
     else

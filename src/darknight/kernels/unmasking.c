@@ -220,7 +220,12 @@ WIDE static inline void wide_tile(const unmasking *s, const field *f, const reci
     const int64_t y = how->last, n = t->some * t->width;
     float converted[TILE];
     s->outside[y] |= fetch_runs(b->fetched[y], s->sources[y] + t->group * s->source_strides[y] + place, s, t, past, 1);
-    for (int64_t i = 0; i < n; i++) b->fetched[y][i] -= f->half;
+    const int32_t half = f->half, turned = f->prime - half;
+    int32_t *restrict noise = b->fetched[y];
+    if (how->c[y] < 0)
+        for (int64_t i = 0; i < n; i++) noise[i] -= half;
+    else /* what is added is taken from the prime, and subtracted */
+        for (int64_t i = 0; i < n; i++) noise[i] = turned - noise[i];
     for (int64_t k = 0; k < s->what.rows; k++) {
         const int64_t x = how[k].first;
         const int32_t *from = s->sources[x] + t->group * s->source_strides[x] + place;
@@ -280,18 +285,134 @@ INLINE void store_longer(const int64_t *restrict low, const int64_t *restrict hi
     for (int64_t i = 0; i < n; i++) out[i] = found[i / LINE * LINE + i % 2 * 8 + i % LINE / 2];
 }
 
-/* Whether each result is an answer of its own less one that is the same for all, which is what a systematic code has, and
- * all sums fit. `longest` products fit 53 bits, so 2^LONGER times as many fit 61, of which 31 are above LOWER; and the weight
- * of a row has less than 54 bits without those of often * half, so that so many rows fit 63. Weights fit 32. */
-INLINE int systematic(const unmasking *s, const recipe *how) {
+/* --- with AVX-512, the sum of all answers, which a weight gradient is --------------------------------------------------
+ *
+ * A pair of channels at a time, and of these as many positions side by side as there is room for sums: whole channels of
+ * most layers, so that every answer is read from one end to the other. */
+#define PAIR 2
+#define STRIP (RESULTS * POSITIONS) /* positions: b.longer as (rep, STRIP) */
+#define SUMMED 15 /* answers, at most: so many residues, and half a prime, fit 32 bits */
+#define USUAL 6   /* answers, of the usual scheme */
+#define NEXT 512  /* numbers */
+
+typedef struct {
+    const int32_t *x[ANSWERS][PAIR];
+    float *to[PAIR];
+    __m512i u[PAIR], w[PAIR], prime, half;
+    __m512i most[ANSWERS]; /* of each answer up to now */
+    __m512 scale;
+} summands;
+
+/* [0, 16 primes) -> [0, prime) */
+WIDE INLINE __m512i wide_modulo(__m512i value, __m512i prime) {
+    for (int times = 3; times >= 0; times--)
+        value = _mm512_min_epu32(value, _mm512_sub_epi32(value, _mm512_slli_epi32(prime, (unsigned)times)));
+    return value;
+}
+
+/* As wide_line, of `answers` answers each. */
+WIDE INLINE void wide_sum(summands *b, int64_t *first, int64_t *second, int64_t i, __mmask16 some, int64_t answers,
+                          int count, int past) {
+    __m512i even = _mm512_load_si512(first + i), odd = _mm512_load_si512(first + i + 8);
+    __m512i also = _mm512_load_si512(second + i), last = _mm512_load_si512(second + i + 8);
+    for (int c = 0; c < count; c++) {
+        __m512i value = b->half;
+        for (int64_t j = 0; j < answers; j++) {
+            const __m512i answer = answered(b->x[j][c] + i, some, NEXT);
+            b->most[j] = _mm512_max_epu32(b->most[j], answer);
+            value = _mm512_add_epi32(value, answer);
+        }
+        value = _mm512_sub_epi32(wide_modulo(value, b->prime), b->half);
+        const __m512i other = _mm512_srli_epi64(value, 32);
+        const __m512 result = _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale);
+        if (past)
+            put_line(b->to[c] + i, _mm512_castps_si512(result), 1);
+        else
+            _mm512_mask_storeu_ps(b->to[c] + i, some, result);
+        even = plus_product(even, value, b->u[c]), odd = plus_product(odd, other, b->u[c]);
+        also = plus_product(also, value, b->w[c]), last = plus_product(last, other, b->w[c]);
+    }
+    _mm512_store_si512(first + i, even), _mm512_store_si512(first + i + 8, odd);
+    _mm512_store_si512(second + i, also), _mm512_store_si512(second + i + 8, last);
+}
+
+/* `count` channels from t->channel on: floats, and sums += the integers, weighed. */
+WIDE INLINE void wide_sums_of(const unmasking *s, const field *f, const tile_of *t, int64_t answers, int count, int past,
+                              int64_t *first, int64_t *second) {
+    const int64_t place = t->channel * s->positions + t->start;
+    const double *u = s->u + t->channel;
+    summands b = {.prime = _mm512_set1_epi32(f->prime), .half = _mm512_set1_epi32(f->half), .scale = _mm512_set1_ps(s->scale)};
+    for (int64_t j = 0; j < answers; j++) b.most[j] = _mm512_setzero_si512();
+    for (int c = 0; c < count; c++) {
+        for (int64_t j = 0; j < answers; j++) b.x[j][c] = s->sources[j] + place + c * s->positions;
+        b.to[c] = s->floats + place + c * s->positions;
+        b.u[c] = _mm512_set1_epi64((int64_t)u[c]), b.w[c] = _mm512_set1_epi64((int64_t)u[s->channels + c]);
+    }
+    int64_t i = 0;
+    if (past)
+        for (; i + LINE <= t->width; i += LINE) wide_sum(&b, first, second, i, 0xFFFF, answers, count, 1);
+    else
+        for (; i + LINE <= t->width; i += LINE) wide_sum(&b, first, second, i, 0xFFFF, answers, count, 0);
+    if (i < t->width) wide_sum(&b, first, second, i, first_of(t->width - i), answers, count, 0);
+    for (int64_t j = 0; j < answers; j++)
+        s->outside[j] |= _mm512_reduce_max_epu32(b.most[j]) >= (uint32_t)s->what.prime;
+}
+
+WIDE INLINE void wide_strip(const unmasking *s, const field *f, tile_of t, int64_t answers, int past, int64_t *first,
+                            int64_t *second) {
+    for (; t.channel + PAIR <= s->channels; t.channel += PAIR) wide_sums_of(s, f, &t, answers, PAIR, past, first, second);
+    if (t.channel < s->channels) wide_sums_of(s, f, &t, answers, 1, past, first, second);
+}
+
+WIDE static void wide_total(const unmasking *s, const field *f, int past, bench *b) {
+    const int64_t answers = s->what.sources;
+    const int whole = past && s->positions % LINE == 0 && before_a_line(s->floats, 1) == 0;
+    int64_t *sums = b->longer[0][0];
+    for (int64_t start = 0; start < s->positions; start += STRIP) {
+        const int64_t left = s->positions - start;
+        const tile_of t = {0, 0, 0, 0, start, left < STRIP ? left : STRIP};
+        memset(b->longer, 0, sizeof b->longer);
+        if (answers == USUAL)
+            wide_strip(s, f, t, USUAL, whole, sums, sums + STRIP);
+        else
+            wide_strip(s, f, t, answers, whole, sums, sums + STRIP);
+        for (int64_t at = 0; at < t.width; at += POSITIONS)
+            for (int r = 0; r < 2; r++) {
+                const int64_t some = t.width - at < POSITIONS ? t.width - at : POSITIONS;
+                memset(b->low[r], 0, sizeof b->low[r]);
+                memset(b->high[r], 0, sizeof b->high[r]);
+                add_rows(sums + r * STRIP + at, some, s->v[r], b->low[r], b->high[r]);
+                for (int64_t m = 0; m < s->moduli; m++)
+                    store_longer(b->low[r], b->high[r], some, s->primes[m],
+                                 s->out + (m * s->reps + r) * s->positions + start + at);
+            }
+    }
+}
+
+/* Whether sums in 64 bits fit. `longest` products fit 53 bits, so 2^LONGER times as many fit 61, of which 31 are above
+ * LOWER; and the weight of a row has less than 54 bits without those of often * half, so that so many rows fit 63. Weights
+ * fit 32. */
+INLINE int fits_longer(const unmasking *s) {
     const int64_t half = s->what.prime / 2, least = 1 << 22;
-    const int fit = s->channels <= s->longest << LONGER && s->examples * s->lines <= s->often * half >> 21 &&
-                    s->longest * half > least && s->often * half > least;
+    return s->channels <= s->longest << LONGER && s->examples * s->lines <= s->often * half >> 21 &&
+           s->longest * half > least && s->often * half > least;
+}
+
+/* Whether each result is an answer of its own, and one that is the same for all is subtracted from it, as from inputs in a
+ * systematic code, or added to it, as to gradients. */
+INLINE int systematic(const unmasking *s, const recipe *how) {
     int alike = s->what.sources == s->what.rows + 1;
     for (int64_t k = 0; k < s->what.rows; k++)
-        alike = alike && how[k].kind == OF_TWO && how[k].last == how->last && how[k].c[how->last] < 0 &&
+        alike = alike && how[k].kind == OF_TWO && how[k].last == how->last && how[k].c[how->last] == how->c[how->last] &&
                 (k == 0 || how[k].first > how[k - 1].first);
-    return alike && fit;
+    return alike;
+}
+
+/* Whether the one result is the sum of all answers, as it is, of one group and one line. */
+INLINE int total(const unmasking *s) {
+    int plain = s->what.rows == 1 && s->what.sources <= SUMMED && s->examples == 1 && s->lines == 1;
+    for (int64_t j = 0; plain && j < s->what.sources; j++) plain = s->what.matrix[j] == 1;
+    return plain && !s->bias && !s->factor && !s->limited;
 }
 #endif
 
@@ -388,9 +509,16 @@ INLINE void unmask(const unmasking *s, int twice, int wide) {
     recipe how[RESULTS];
     for (int64_t k = 0; k < s->what.rows; k++) how[k] = recipe_of(&s->what, k);
 #if defined(__x86_64__)
-    const int longer = wide && twice && s->positions >= 2 * LINE && systematic(s, how);
+    const int longer = wide && twice && s->positions >= 2 * LINE && fits_longer(s) && systematic(s, how);
 #endif
     const int past = many(s->examples * s->lines * s->channels * s->positions);
+#if defined(__x86_64__)
+    if (wide && twice && fits_longer(s) && total(s)) {
+        wide_total(s, &f, past, &b);
+        settled(past);
+        return;
+    }
+#endif
     const int64_t part = part_of(s->positions);
     const int64_t most = TILE / part, step = part < s->positions ? TOGETHER : most < TOGETHER ? most : most / 4 * 4;
     for (int64_t start = 0; start < s->positions; start += part) {
@@ -459,3 +587,12 @@ void darknight_unmask_plain_3(const unmasking *s) { unmask_plain(s); }
 #if defined(__x86_64__)
 void darknight_unmask_avx2_3(const unmasking *s) { unmask_avx2(s); }
 #endif
+
+/* Whether sums of all answers are read from one end to the other. */
+int64_t darknight_unmask_totals_3(void) {
+#if defined(__x86_64__)
+    return chosen == unmask_avx512;
+#else
+    return 0;
+#endif
+}

@@ -45,13 +45,14 @@ WIDE static void wide_copy(void *to, const void *from, int64_t n, int past) {
 }
 
 /* As add_two. */
-WIDE INLINE void wide_two(int32_t *to, const int32_t *x, const int32_t *y, int64_t n, int minus, int centred,
-                          const field *f, int past) {
-    const __m512i prime = _mm512_set1_epi32(f->prime), half = _mm512_set1_epi32(f->half);
+WIDE INLINE void wide_two(int32_t *to, const int32_t *x, const int32_t *y, int64_t n, int minus, int32_t turn,
+                          int32_t half, const field *f, int past) {
+    const __m512i prime = _mm512_set1_epi32(f->prime), less = _mm512_set1_epi32(half);
+    const __m512i more = _mm512_set1_epi32(half + turn);
     for (int64_t i = 0; i < n; i += LINE) {
         const __m512i one = line_of(x + i), other = line_of(y + i);
         const __m512i value = minus ? _mm512_sub_epi32(one, other) : _mm512_add_epi32(one, other);
-        put_line(to + i, centred ? wide_centred(value, prime, half) : wide_below(value, prime), past);
+        put_line(to + i, _mm512_sub_epi32(wide_below(_mm512_add_epi32(value, more), prime), less), past);
     }
 }
 
@@ -71,7 +72,8 @@ WIDE INLINE void wide_sums(int32_t *to, const recipe *how, const int32_t *const 
         const __m512i c = _mm512_set1_epi32(how->c[s]);
         for (int l = 0; l < lines; l++) {
             const __m512i number = line_of(x[s] + from + l * LINE);
-            sums[l] = _mm512_add_epi32(sums[l], how->c[s] == 1 ? number : _mm512_mullo_epi32(number, c));
+            const __m512i more = _mm512_add_epi32(sums[l], number), less = _mm512_sub_epi32(sums[l], number);
+            sums[l] = how->c[s] == 1 ? more : how->c[s] == -1 ? less : _mm512_add_epi32(sums[l], _mm512_mullo_epi32(number, c));
         }
     }
     for (int l = 0; l < lines; l++) put_line(to + l * LINE, wide_reduced(sums[l], centred, f), past);
@@ -92,7 +94,7 @@ WIDE static void wide_row(int32_t *to, const recipe *how, const int32_t *const *
     if (how->kind == COPIED)
         wide_copy(to, one, n, past);
     else if (how->kind == OF_TWO)
-        wide_two(to, one, other, n, minus, centred, f, past);
+        wide_two(to, one, other, n, minus, how->turn, centred ? f->half : 0, f, past);
     else if (centred)
         wide_short(to, how, x, from, n, 1, f, past);
     else
