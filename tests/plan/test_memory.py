@@ -58,8 +58,14 @@ def train(plan, limit, steps=2):
     return missed, [budget.most for budget in budgets]
 
 
-@pytest.mark.parametrize("arithmetic", [{}, {"arithmetic": "real", "leakage_target": 1e-2}], ids=["field", "real"])
-@pytest.mark.parametrize("model", ["small-cnn", "resnet-small"])
+ARITHMETICS = pytest.mark.parametrize(
+    "arithmetic", [{}, {"arithmetic": "real", "leakage_target": 1e-2}], ids=["field", "real"]
+)
+MODELS = pytest.mark.parametrize("model", ["small-cnn", "resnet-small"])
+
+
+@ARITHMETICS
+@MODELS
 def test_a_worker_with_so_much_memory_refuses_nothing(model, arithmetic):
     plan = make_plan(request(model=model, **arithmetic))
     missed, most = train(plan, plan.memory.worker)
@@ -71,10 +77,14 @@ def test_a_worker_with_so_much_memory_refuses_nothing(model, arithmetic):
     assert all(kept < keepers[0] for kept in spares)  # a spare keeps no share
 
 
-def test_what_is_kept_is_counted_exactly_if_workers_are_told_at_once(monkeypatch):
+@ARITHMETICS
+@MODELS
+def test_what_is_kept_is_counted_exactly_if_workers_are_told_at_once(model, arithmetic, monkeypatch):
     monkeypatch.setattr(crew, "WORTH", 0)
-    plan = make_plan(request(model="small-cnn"))
-    _, most = train(plan, plan.memory.worker)
+    plan = make_plan(request(model=model, **arithmetic))
+    missed, most = train(plan, plan.memory.worker - memory._OVER)
+    assert not missed
+    # The K + 2M keep weights and shares; the spare keeps no share.
     assert most[: plan.scheme.base_workers] == [plan.memory.worker_keeps] * plan.scheme.base_workers
     assert all(kept < plan.memory.worker_keeps for kept in most[plan.scheme.base_workers :])
 
@@ -120,7 +130,7 @@ def test_what_a_share_from_a_seed_takes_beside_it_is_planned_for(prime):
         assert 0 < seeds.scratch_bytes(task) <= memory._SEED
 
 
-@pytest.mark.parametrize("arithmetic", [{}, {"arithmetic": "real", "leakage_target": 1e-2}], ids=["field", "real"])
+@ARITHMETICS
 def test_the_enclave_takes_at_least_what_is_said_and_not_many_times_more(arithmetic):
     """Without workers, so that their memory is not counted: the shares are not made then, and are left out here."""
     asked = request(model="resnet-small", shape=(3, 48, 32), batch_size=32, examples=64, **arithmetic)

@@ -138,31 +138,55 @@ WIDE INLINE __m512i plus_product(__m512i sum, __m512i x, __m512i y) { return _mm
 /* What becomes of floats: nothing, or a bias and limits, or a normalisation too. */
 enum { BARE, ENDED, NORMAL };
 
+/* Sums of 16 positions, for both repetitions. */
+typedef struct {
+    __m512i even, odd, also, last;
+} sums_of_line;
+
+WIDE INLINE sums_of_line sums_at(const int64_t *first, const int64_t *second, int64_t i) {
+    const sums_of_line sums = {_mm512_load_si512(first + i), _mm512_load_si512(first + i + 8),
+                               _mm512_load_si512(second + i), _mm512_load_si512(second + i + 8)};
+    return sums;
+}
+
+WIDE INLINE void put_sums(const sums_of_line *sums, int64_t *first, int64_t *second, int64_t i) {
+    _mm512_store_si512(first + i, sums->even), _mm512_store_si512(first + i + 8, sums->odd);
+    _mm512_store_si512(second + i, sums->also), _mm512_store_si512(second + i + 8, sums->last);
+}
+
+WIDE INLINE void weigh_line(sums_of_line *sums, __m512i value, __m512i u, __m512i w) {
+    const __m512i other = _mm512_srli_epi64(value, 32);
+    sums->even = plus_product(sums->even, value, u), sums->odd = plus_product(sums->odd, other, u);
+    sums->also = plus_product(sums->also, value, w), sums->last = plus_product(sums->last, other, w);
+}
+
+/* past: past the cache, and the line is whole. */
+WIDE INLINE void put_floats(float *to, __m512 floats, __mmask16 some, int past) {
+    if (past)
+        put_line(to, _mm512_castps_si512(floats), 1);
+    else
+        _mm512_mask_storeu_ps(to, some, floats);
+}
+
 /* A line, or the first few of its numbers, of `count` channels: x - y as floats, and sums (+)= the integers, weighed. past:
  * past the cache, and lines are whole. All but `some` and i are known when this is compiled. */
 WIDE INLINE void wide_line(channels *b, int64_t *first, int64_t *second, int64_t i, __mmask16 some, int count, int fresh,
                            int ended, int past) {
     const __m512i zero = _mm512_setzero_si512();
-    __m512i even = fresh ? zero : _mm512_load_si512(first + i), odd = fresh ? zero : _mm512_load_si512(first + i + 8);
-    __m512i also = fresh ? zero : _mm512_load_si512(second + i), last = fresh ? zero : _mm512_load_si512(second + i + 8);
+    sums_of_line sums = {zero, zero, zero, zero};
+    if (!fresh) sums = sums_at(first, second, i);
 #pragma GCC unroll 4
     for (int c = 0; c < count; c++) {
         const __m512i answer = answered(b->x[c] + i, some, b->next);
         const __m512i less = _mm512_sub_epi32(answer, _mm512_maskz_loadu_epi32(some, b->y[c] + i));
         const __m512i value = _mm512_sub_epi32(wide_below(less, b->prime), b->half);
-        const __m512i other = _mm512_srli_epi64(value, 32);
         __m512 result = _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale);
         b->most = _mm512_max_epu32(b->most, answer);
         if (ended) result = finished(result, b->end + c, ended == NORMAL);
-        if (past)
-            put_line(b->to[c] + i, _mm512_castps_si512(result), 1);
-        else
-            _mm512_mask_storeu_ps(b->to[c] + i, some, result);
-        even = plus_product(even, value, b->u[c]), odd = plus_product(odd, other, b->u[c]);
-        also = plus_product(also, value, b->w[c]), last = plus_product(last, other, b->w[c]);
+        put_floats(b->to[c] + i, result, some, past);
+        weigh_line(&sums, value, b->u[c], b->w[c]);
     }
-    _mm512_store_si512(first + i, even), _mm512_store_si512(first + i + 8, odd);
-    _mm512_store_si512(second + i, also), _mm512_store_si512(second + i + 8, last);
+    put_sums(&sums, first, second, i);
 }
 
 WIDE INLINE void wide_lines(channels *b, int64_t *first, int64_t *second, int64_t n, int count, int fresh, int ended,
@@ -313,8 +337,7 @@ WIDE INLINE __m512i wide_modulo(__m512i value, __m512i prime) {
 /* As wide_line, of `answers` answers each. */
 WIDE INLINE void wide_sum(summands *b, int64_t *first, int64_t *second, int64_t i, __mmask16 some, int64_t answers,
                           int count, int past) {
-    __m512i even = _mm512_load_si512(first + i), odd = _mm512_load_si512(first + i + 8);
-    __m512i also = _mm512_load_si512(second + i), last = _mm512_load_si512(second + i + 8);
+    sums_of_line sums = sums_at(first, second, i);
     for (int c = 0; c < count; c++) {
         __m512i value = b->half;
         for (int64_t j = 0; j < answers; j++) {
@@ -323,17 +346,10 @@ WIDE INLINE void wide_sum(summands *b, int64_t *first, int64_t *second, int64_t 
             value = _mm512_add_epi32(value, answer);
         }
         value = _mm512_sub_epi32(wide_modulo(value, b->prime), b->half);
-        const __m512i other = _mm512_srli_epi64(value, 32);
-        const __m512 result = _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale);
-        if (past)
-            put_line(b->to[c] + i, _mm512_castps_si512(result), 1);
-        else
-            _mm512_mask_storeu_ps(b->to[c] + i, some, result);
-        even = plus_product(even, value, b->u[c]), odd = plus_product(odd, other, b->u[c]);
-        also = plus_product(also, value, b->w[c]), last = plus_product(last, other, b->w[c]);
+        put_floats(b->to[c] + i, _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale), some, past);
+        weigh_line(&sums, value, b->u[c], b->w[c]);
     }
-    _mm512_store_si512(first + i, even), _mm512_store_si512(first + i + 8, odd);
-    _mm512_store_si512(second + i, also), _mm512_store_si512(second + i + 8, last);
+    put_sums(&sums, first, second, i);
 }
 
 /* `count` channels from t->channel on: floats, and sums += the integers, weighed. */
