@@ -2,7 +2,7 @@
 
 from setuptools import Extension, setup
 
-HEADERS = ("few_rows", "field", "residues", "wide")
+HEADERS = ("few_rows", "field", "residues", "sides", "wide")
 
 
 def library(name: str, *flags: str) -> Extension:

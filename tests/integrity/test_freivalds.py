@@ -16,7 +16,7 @@ from darknight.errors import IntegrityError, OpError, RangeError
 from darknight.integrity import vectors, verified_forward, verified_grad_input, verified_grad_weight
 from darknight.integrity.vectors import FURTHER, PLAN, Repetitions, soundness
 from darknight.integrity.weighing import Moduli, Vector
-from darknight.kernels import reference, residues
+from darknight.kernels import compiled_sides, reference, residues
 from darknight.ops import Conv, Linear, field
 from darknight.ops.field import centred
 from darknight.randomness import Randomness, Stream
@@ -56,12 +56,15 @@ def randomness() -> Randomness:
 @pytest.fixture
 def without_library(monkeypatch):
     """As where nothing was compiled."""
-    monkeypatch.setattr(residues, "chosen", lambda: None)
+    for module, name in ((residues, "chosen"), (compiled_sides, "chosen"), (compiled_sides, "drawing")):
+        monkeypatch.setattr(module, name, lambda: None)
 
 
-@pytest.fixture(params=["chosen", "reference"])
+@pytest.fixture(params=["chosen", "one by one", "reference"])
 def either_kernel(request):
-    """The kernels that this installation has, and the reference."""
+    """The kernels that this installation has, with both sides in one call or sum by sum, and the reference."""
+    if request.param == "one by one":
+        request.getfixturevalue("monkeypatch").setattr(compiled_sides, "chosen", lambda: None)
     if request.param == "reference":
         request.getfixturevalue("without_library")
 

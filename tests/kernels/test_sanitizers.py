@@ -39,7 +39,7 @@ compiled.loaded = loaded
 SCRIPT = """
 from darknight.kernels import compiled_real, compiled_residues, compiled_unmasking
 from kernels import test_depthwise, test_few_rows, test_field, test_keystream, test_layers, test_real, test_residues
-from kernels import test_unmasking, test_weights
+from kernels import test_sides, test_unmasking, test_weights
 
 if sys.argv[2] == "broken":
     library = Library.loaded()
@@ -69,6 +69,9 @@ for kind in ("", "plain_"):
     for positions in test_unmasking.POSITIONS:
         test_unmasking.test_it_is_what_unmasking_and_weighing_give(compiled_unmasking.chosen(kind), positions, False)
     test_real.try_everything(compiled_real.Library.loaded(kind))
+for seed in range(60):
+    test_sides.try_everything(seed)
+test_sides.test_entries_of_vectors_are_those_of_the_reference((1000, 17), (2, 24))
 for shape in test_weights.SHAPES:
     test_weights.agree(shape, 12, 1)
 test_weights.past_the_cache("")

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from darknight.kernels import compiled_field, compiled_keystream, compiled_real, compiled_residues, compiled_unmasking
+from darknight.kernels import (
+    compiled_field,
+    compiled_keystream,
+    compiled_real,
+    compiled_residues,
+    compiled_sides,
+    compiled_unmasking,
+)
 from kernels import (
     test_depthwise,
     test_few_rows,
@@ -22,6 +29,7 @@ from kernels import (
     test_layers,
     test_real,
     test_residues,
+    test_sides,
     test_unmasking,
     test_weights,
 )
@@ -74,6 +82,9 @@ def call_everything() -> None:
         for positions in test_unmasking.POSITIONS:
             function = compiled_unmasking.chosen.__wrapped__(kind)  # loaded again, and not as it was remembered
             test_unmasking.test_it_is_what_unmasking_and_weighing_give(function, positions, False)
+    for seed in range(10):
+        test_sides.try_everything(seed)
+    test_sides.test_entries_of_vectors_are_those_of_the_reference((1000, 17), (2, 24))
     for kind in test_keystream.KINDS:
         function = compiled_keystream.chosen.__wrapped__(kind)
         for size in test_keystream.SIZES:
@@ -104,9 +115,18 @@ def recorded(calls, path: Path, monkeypatch) -> set[str]:
     """Writes down what `calls` calls; the names of those functions."""
     with monkeypatch.context() as patch:
         recording = Recording(path, patch)
+        _load_again()
         calls()
         recording.close()
+    _load_again()
     return recording.symbols
+
+
+def _load_again() -> None:
+    """What is remembered of libraries is forgotten."""
+    remembered = (compiled_field.chosen, compiled_keystream.chosen, compiled_residues.chosen)
+    for found in (*remembered, compiled_sides.chosen, compiled_sides.drawing):
+        found.cache_clear()
 
 
 def repeated(path: Path, valgrind: str, less: int = 0) -> subprocess.CompletedProcess[str]:
@@ -129,6 +149,7 @@ def test_valgrind_finds_nothing_in_the_libraries_and_something_in_a_call_that_re
     assert called >= {name + kind for name in NAMES for kind in ("", "_plain")}
     assert called >= {f"real_{name}_plain" for name in REAL}
     assert called >= {"keystream", "keystream_aes"} or compiled_keystream.chosen() is None
+    assert called >= {"forward_sides", "grad_input_sides", "grad_weight_sides", "entries"}
     whole = repeated(tmp_path / "everything", valgrind)
     assert whole.returncode == 0, (whole.stdout + whole.stderr)[-3000:]
     assert whole.stdout.startswith("repeated ")

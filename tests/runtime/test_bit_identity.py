@@ -7,7 +7,7 @@ import torch
 
 import darknight as dk
 from darknight.integrity.weighing import Moduli
-from darknight.kernels import masking, residues
+from darknight.kernels import compiled_sides, masking, residues
 from fleet.threads import thread_fleet
 from runtime.scripts import batch, forced, network, train, trained_alone, trained_by_fleet
 
@@ -60,7 +60,8 @@ def test_compiled_kernels_and_the_reference_train_the_same_weights(monkeypatch, 
     if masking.chosen() is None:
         pytest.skip("no compiled kernels here")
     monkeypatch.setattr(masking, "chosen", lambda: None)
-    monkeypatch.setattr(residues, "chosen", lambda: None)
+    for module, name in ((residues, "chosen"), (compiled_sides, "chosen"), (compiled_sides, "drawing")):
+        monkeypatch.setattr(module, name, lambda: None)
     assert torch.equal(trained_by_fleet(scheme, examples), compiled)
     assert torch.equal(trained_alone(scheme, examples), compiled)
 

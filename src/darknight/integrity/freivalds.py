@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import IntegrityError, OpError, RangeError
+from darknight.integrity import sides
 from darknight.integrity.vectors import Vectors
 from darknight.integrity.weighed import Weighed, moduli_for, weigh, weigh_gradient
 from darknight.integrity.weighing import (
@@ -82,6 +83,10 @@ def agree_forward(op: BilinearOp, y: Weighed, x: Integers, w: Tensor, prime: int
     """The same of a result that was weighed before: raises if it is not <w, x>."""
     w_shape, vectors, moduli = tuple(w.shape), y.vectors, moduli_for(prime, wraps)
     _expect_shape(y.shape, op.output_shape(tuple(x.shape), w_shape), Pass.FORWARD)
+    equal = sides.forward(op, y, x, w, moduli)
+    if equal is not None:
+        _judge(Pass.FORWARD, equal)
+        return
     found = over_positions(y.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 0, moduli)
     op, x = _trimmed(op, x, w_shape)
@@ -113,6 +118,10 @@ def agree_grad_input(op: BilinearOp, gx: Weighed, delta: Tensor, w: Tensor, prim
     """The same of a result that was weighed before: raises if it is not <w, delta>^T."""
     w_shape, vectors, moduli = tuple(w.shape), gx.vectors, moduli_for(prime, wraps)
     _expect_shape(tuple(delta.shape), op.output_shape(gx.shape, w_shape), Pass.GRAD_INPUT)
+    equal = sides.grad_input(op, gx, delta, w, moduli)
+    if equal is not None:
+        _judge(Pass.GRAD_INPUT, equal)
+        return
     found = over_positions(gx.sums, vectors.positions, moduli)
     weights = over_weights(op, w, vectors.u, 1, moduli)
     positions = op.grad_input_positions(vectors.entries_of_positions, gx.shape, w_shape)
@@ -145,6 +154,10 @@ def agree_grad_weight(
     """The same of a result that was weighed before, over its output channels: raises if it is not <delta, x>."""
     _expect_shape(tuple(delta.shape), op.output_shape(tuple(x.shape), gw.shape), Pass.GRAD_WEIGHT)
     vectors, moduli = gw.vectors, moduli_for(prime, wraps)
+    equal = sides.grad_weight(op, gw, x, delta, moduli)
+    if equal is not None:
+        _judge(Pass.GRAD_WEIGHT, equal)
+        return
     found = _weighed_gradient(gw.sums, vectors, op.groups, moduli)
     _compare(Pass.GRAD_WEIGHT, found, _met_gradient(*_trimmed(op, x, gw.shape), delta, vectors, moduli))
 
@@ -190,9 +203,12 @@ def _met_gradient(op: BilinearOp, x: Integers, delta: Tensor, vectors: Vectors, 
 
 
 def _compare(kind: Pass, found: Tensor, expected: Tensor) -> None:
-    if torch.equal(found, expected):
-        return
-    equal = (found == expected).all(1).tolist()
+    if not torch.equal(found, expected):
+        _judge(kind, (found == expected).all(1).tolist())
+
+
+def _judge(kind: Pass, equal: list[bool]) -> None:
+    """equal: whether both sides are, by modulus, that of the field first."""
     if not equal[0]:
         _refuse(kind)
     if not all(equal):

@@ -6,16 +6,16 @@ Guarantees and assumptions are those of integrity.freivalds, whose arithmetic th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from functools import cache
 from math import log2
 
 import torch
 from torch import Tensor
 
 from darknight.integrity.weighing import Vector
+from darknight.kernels import residues
 from darknight.ops.op import BilinearOp, Shape
-from darknight.randomness import Stream, uniform_below
+from darknight.randomness import Stream
 from darknight.types import Pass
 
 
@@ -77,20 +77,17 @@ class Vectors:
 
 def _one_for(single: Vector) -> Vector:
     """A single position needs no weight: nothing is summed."""
-    return Vector(torch.ones_like(single.entries), single.bits)
+    return Vector(_ones(len(single)), single.bits)
+
+
+@cache
+def _ones(count: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.ones(count, 1, dtype=torch.float64)
 
 
 def _entries(stream: Stream, count: int, lengths: Shape, widths: Shape) -> list[Vector]:
     """(count, length) for each length, uniform over the 2^width integers around zero."""
-    widest = max(widths)
-    drawn = uniform_below(stream, (count, sum(lengths)), 1 << widest).sub_(1 << (widest - 1))
-    entries = (drawn >> _shifts(lengths, tuple(widest - width for width in widths))).to(torch.float64)
-    ends = [*accumulate(lengths, initial=0)]
-    return [Vector(entries[:, begin:end], width) for (begin, end), width in zip(pairwise(ends), widths, strict=True)]
-
-
-@lru_cache(maxsize=1024)
-def _shifts(lengths: Shape, bits: Shape) -> Tensor:
-    """`length` times each number of bits. (Sizes of layers are no secret.)"""
-    with torch.inference_mode(False):
-        return torch.repeat_interleave(torch.tensor(bits), torch.tensor(lengths))
+    words = stream.words(count * sum(lengths), torch.int32)
+    drawn = residues.entries(words, count, lengths, widths)
+    return [Vector(each, width) for each, width in zip(drawn, widths, strict=True)]

@@ -18,35 +18,35 @@ from darknight.kernels import compiled, threads
 from darknight.kernels.compiled import Function
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
-_EXPONENTS = 90  # beyond, a scale could leave float32
-_WIDEST, _TALLEST = 1024, 8  # positions side by side, and taps along the other axis, that are projected
+EXPONENTS = 90  # beyond, a scale could leave float32
+WIDEST, TALLEST = 1024, 8  # positions side by side, and taps along the other axis, that are projected
 _SEVERAL, _LANES = 8, 16  # threads divide so many outer ones; else positions, at multiples of a vector
 _FEWER = 8  # so many times smaller are results that are put together from parts
 
 
-def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+def structure(name: str, fields: str) -> type[ctypes.Structure]:
     """As in residues.c: what begins with a star is a pointer, everything else a number, but for the factor."""
     types = {"*": _POINTER, "f": ctypes.c_double}
     kinds = [(each.lstrip("*"), types.get(each[0], _NUMBER)) for each in fields.split()]
     return type(name, (ctypes.Structure,), {"_fields_": kinds})
 
 
-_Weighing = _structure(
+_Weighing = structure(
     "weighing",
     "*x *values factor outer outer_stride groups length stride columns *v reps period longest *primes moduli *rows "
     "often *out",
 )
-_Folding = _structure("folding", "*x moduli reps outer n inner *matrix m often *primes *out")
-_Sliding = _structure(
+_Folding = structure("folding", "*x moduli reps outer n inner *matrix m often *primes *out")
+_Sliding = structure(
     "sliding",
     "*x moduli rows channels before size inner *weights taps step hole skipped count often *primes *out",
 )
-_Projecting = _structure(
+_Projecting = structure(
     "projecting",
     "*x *values factor rows row_stride channels height width *v reps longest *down *across tall wide often *primes "
     "moduli *out",
 )
-_Product = _structure("product", "*left *right moduli rows channels n *primes *out")
+_Product = structure("product", "*left *right moduli rows channels n *primes *out")
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def weigh(
     exponent: int | None = None,
 ) -> Tensor | None:
     """As reference_residues.weigh; with `rows` as weigh_rows. exponent: as residues.weigh says."""
-    if exponent is not None and abs(exponent) > _EXPONENTS:
+    if exponent is not None and abs(exponent) > EXPONENTS:
         return None
-    if not _suit(torch.int32 if exponent is None else torch.float32, values) or not _suit(
+    if not suit(torch.int32 if exponent is None else torch.float32, values) or not suit(
         torch.float64, vectors, *([] if rows is None else [rows])
     ):
         return None
@@ -159,7 +159,7 @@ def _put(function: Function, what: ctypes.Structure, out: Tensor, axis: int, fir
 
 def fold(library: Library, values: Tensor, matrix: Tensor, primes: tuple[int, ...], often: int) -> Tensor | None:
     """As reference_residues.fold."""
-    if not _suit(torch.int32, values) or not _suit(torch.float64, matrix):
+    if not suit(torch.int32, values) or not suit(torch.float64, matrix):
         return None
     values, matrix = values.contiguous(), matrix.contiguous()
     moduli, reps, outer, n, inner = values.shape
@@ -186,7 +186,7 @@ def slide(
     often: int,
 ) -> Tensor | None:
     """As reference_residues.slide."""
-    if not _suit(torch.int32, values) or not _suit(torch.float64, weights):
+    if not suit(torch.int32, values) or not suit(torch.float64, weights):
         return None
     values, weights = values.contiguous(), weights.contiguous()
     out = torch.empty(*values.shape[:4], count, values.shape[5], dtype=torch.int32)
@@ -210,7 +210,7 @@ def slide(
 
 def dot(library: Library, left: Tensor, right: Tensor, primes: tuple[int, ...]) -> Tensor | None:
     """As reference_residues.dot."""
-    if not _suit(torch.int32, left, right):
+    if not suit(torch.int32, left, right):
         return None
     left, right = left.contiguous(), right.contiguous()
     out = torch.empty(left.shape[0], left.shape[2], dtype=torch.int32)
@@ -233,15 +233,15 @@ def project(
     exponent: int | None,
 ) -> Tensor | None:
     """As residues.project. None if it is not for these."""
-    if exponent is not None and abs(exponent) > _EXPONENTS:
+    if exponent is not None and abs(exponent) > EXPONENTS:
         return None
     rows, channels, height, width = values.shape
-    small = values.numel() and width <= _WIDEST and down.shape[1] <= _TALLEST
+    small = values.numel() and width <= WIDEST and down.shape[1] <= TALLEST
     if not small or not (values.is_contiguous() or values[0].is_contiguous()):
         return None
-    if not _suit(torch.int32 if exponent is None else torch.float32, values):
+    if not suit(torch.int32 if exponent is None else torch.float32, values):
         return None
-    if not _suit(torch.float64, vectors, down, across):
+    if not suit(torch.float64, vectors, down, across):
         return None
     vectors, down, across = vectors.contiguous(), down.contiguous(), across.contiguous()
     reps, tall, wide = vectors.shape[0], down.shape[1], across.shape[1]
@@ -277,7 +277,7 @@ def project(
     return out
 
 
-def _suit(dtype: torch.dtype, *tensors: Tensor) -> bool:
+def suit(dtype: torch.dtype, *tensors: Tensor) -> bool:
     return all(each.dtype == dtype and each.is_cpu and each.layout == torch.strided for each in tensors)
 
 

@@ -7,6 +7,8 @@ can be weighed and summed within 2^53, what was summed and reduced before includ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,17 @@ from darknight.kernels.reference import weigh as blocks_of
 
 Primes = tuple[int, ...]
 _PRODUCTS = 256  # of two residues: what an int64 can sum
+
+
+def entries(words: Tensor, reps: int, lengths: Sequence[int], bits: Sequence[int]) -> list[Tensor]:
+    """From uniform int32 words, all lengths of every repetition, the entries of vectors (rep, length) in float64.
+
+    Each is uniform over the integers of so many bits around zero.
+    """
+    widest = max(bits)
+    drawn = words.view(reps, sum(lengths)).bitwise_and((1 << widest) - 1).sub_(1 << (widest - 1))
+    parts = torch.split(drawn, list(lengths), dim=1)
+    return [(part >> (widest - each)).to(torch.float64) for part, each in zip(parts, bits, strict=True)]
 
 
 def weigh(values: Tensor, vectors: Tensor, primes: Primes, *, longest: int, groups: int, period: int) -> Tensor:

@@ -767,6 +767,8 @@ __attribute__((constructor)) static void choose(void) {
 #endif
 }
 
+#include "sides.h"
+
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The
  * others of each are for tests: without vector instructions of this processor, and with those of AVX2. */
 #define NAMED(kind, name)                                                                                             \

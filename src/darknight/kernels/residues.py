@@ -9,12 +9,22 @@ from functools import cache
 
 from torch import Tensor
 
-from darknight.kernels import compiled_residues, reference_residues
+from darknight.kernels import compiled_residues, compiled_sides, reference_residues
 from darknight.kernels.compiled_residues import chosen
 from darknight.kernels.reference import quantise_nearest
 
 Primes = tuple[int, ...]
 _MOST_PRIMES = 2
+
+
+def entries(words: Tensor, reps: int, lengths: tuple[int, ...], bits: tuple[int, ...]) -> list[Tensor]:
+    """As reference_residues.entries."""
+    _expect(words.numel() == reps * sum(lengths) and len(lengths) == len(bits), "a word for each entry")
+    _expect(all(1 <= each <= 30 for each in bits), "entries of 1 to 30 bits")
+    function = compiled_sides.drawing()
+    if function is None:
+        return reference_residues.entries(words, reps, lengths, bits)
+    return compiled_sides.entries(function, words, reps, lengths, bits)
 
 
 def weigh(

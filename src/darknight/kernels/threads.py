@@ -47,6 +47,11 @@ def split(does: Callable[[int, int], Result], length: int, numbers: int, step: i
     return call.finished()
 
 
+def one_is_enough(numbers: int) -> bool:
+    """Whether a pass over so many numbers is not worth a second thread, or there is none."""
+    return numbers < 2 * _EACH or torch.get_num_threads() < 2
+
+
 def part(what: Structure, whole: bool, **changed: Any) -> Structure:
     """What is handed to a library, with other numbers and places: a copy, unless it is all of it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import ClassVar, Self
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops.op import BilinearOp, Shape, Slide, Sliding, settings_of
+from darknight.ops.op import BilinearOp, Planes, Shape, Slide, Sliding, settings_of
 from darknight.ops.padding import Padding
 from darknight.types import OpSpec
 
@@ -223,6 +223,13 @@ class Conv(BilinearOp):
             unfolded = row.permute(order).reshape(self.groups, -1, positions)
             total += torch.bmm(weights.reshape(self.groups, -1, positions), unfolded.transpose(1, 2))
         return total.transpose(0, 1).reshape(-1, inputs, *w_shape[2:])
+
+    @cached_property
+    def planes(self) -> Planes | None:
+        if self.axes != 2 or self.groups > 1 or self.padding.mode != "zeros":
+            return None
+        (above, _), (left, _) = self.padding.amounts
+        return Planes((self.stride[0], self.stride[1]), (self.dilation[0], self.dilation[1]), (above, left))
 
     def is_pointwise(self, w_shape: Shape) -> bool:
         bare = all(amounts == (0, 0) for amounts in self.padding.amounts)

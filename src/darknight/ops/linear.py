@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from darknight.errors import OpError
-from darknight.ops.op import BilinearOp, Shape, settings_of
+from darknight.ops.op import BilinearOp, Planes, Shape, settings_of
 from darknight.types import OpSpec
 
 BLOCK = 1 << 19  # weights multiplied at a time: their digits and partial results stay in the cache, 2 to 4 times faster
@@ -71,6 +71,10 @@ class Linear(BilinearOp):
 
     def channels(self, w_shape: Shape) -> tuple[int, int]:
         return w_shape[0], w_shape[1]
+
+    @property
+    def planes(self) -> Planes:
+        return Planes()
 
     def fold_channels(self, rows: Tensor, vectors: Tensor, groups: int) -> Tensor:
         if groups == 1:

@@ -33,6 +33,17 @@ class Sliding:
 Slide = Callable[[Tensor, Sliding], Tensor]
 
 
+@dataclass(frozen=True)
+class Planes:
+    """A convolution of planes with zeros around them, not in groups: down and across, steps between positions of y,
+    between taps, and zeros before the first position of x.
+    """
+
+    steps: tuple[int, int] = (1, 1)
+    holes: tuple[int, int] = (1, 1)
+    zeros: tuple[int, int] = (0, 0)
+
+
 class BilinearOp(ABC):
     """y = <w, x>: linear in x and linear in w, one example at a time along the first axis. No bias.
 
@@ -186,6 +197,11 @@ class BilinearOp(ABC):
             return self.grad_weight(x, delta, (inputs, reps, *kernel)).transpose(0, 1)
         found = self.grad_weight(x, delta, (self.groups * reps, inputs // self.groups, *kernel))
         return found.view(self.groups, reps, -1, *kernel).transpose(0, 1).reshape(reps, inputs, *kernel)
+
+    @property
+    def planes(self) -> Planes | None:
+        """The op as a convolution of planes, of one position if `rows` has none; None if it is something else."""
+        return None
 
     def is_pointwise(self, w_shape: Shape) -> bool:
         """Whether every position of y is made of the same position of x alone."""
