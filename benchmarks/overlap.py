@@ -112,7 +112,7 @@ def in_turns(step: Callable[[], None], clock: Callable[[], float]) -> tuple[floa
 def simulated(form: tuple[int, int, int, int]) -> None:
     inputs, outputs, size, batch = form
     numbers = (inputs + 2 * outputs) * size * size * -(-batch // SCHEME.inputs)  # of a worker's shares, as it waits
-    with waiting_fleet() as fleet, step_of(fleet, form) as step, mock.patch.object(freivalds, "_compare"):
+    with waiting_fleet() as fleet, step_of(fleet, form) as step, mock.patch.object(freivalds, "_judge"):
         Waiting.pace = 0.0
         step()
         own = in_turns(step, time.perf_counter)[0]

@@ -192,6 +192,19 @@ def test_what_it_is_not_for_is_left_to_sums_one_by_one(monkeypatch):
     apart = torch.stack([check.x, check.x], -1)[..., 0]  # with gaps
     assert sides.forward(check.op, check.y, apart, check.w, check.moduli) is None
     assert sides.forward(check.op, check.y, check.x.long(), check.w, check.moduli) is None
+    others = a_check(random.Random(6))  # vectors of other lengths
+    swapped = Check(
+        check.op,
+        check.x,
+        check.w,
+        check.delta,
+        *(
+            Weighed(mine.shape, theirs.vectors, mine.sums)
+            for mine, theirs in ((check.y, others.y), (check.gx, others.gx), (check.gw, others.gw))
+        ),
+        check.moduli,
+    )
+    assert swapped.verdicts() == [None] * 3
     monkeypatch.setattr(threads, "one_is_enough", lambda numbers: False)  # parts on several threads are faster then
     assert check.verdicts() == [None] * 3
 

@@ -120,12 +120,12 @@ def of_planes(
     inputs: x has the weights' input channels, not their outputs. exponent: x is float32, and round(x * 2^exponent).
     """
     sums, positions = result
-    channels = w.shape[1] if inputs else w.shape[0]
-    place, height, width = _planes(x, exponent, channels)
+    channels, summed = (w.shape[1], w.shape[0]) if inputs else (w.shape[0], w.shape[1])
+    place, height, width = _planes(x, exponent)
     tall, wide = _sides_of(w.shape[2:])
     if place is None or not threads.one_is_enough(x.numel()) or width > WIDEST or tall > TALLEST:
         return None
-    if not (_plain(torch.int32, sums, w) and _plain(torch.float64, weights.u, weights.v, *positions)):
+    if x.shape[1] != channels or not _plain(torch.int32, w) or not _fit(sums, positions, weights, summed, len(x)):
         return None
     down, across = _addresses(positions, weights.u)
     what = _Sides(
@@ -172,16 +172,13 @@ def grad_weight(
 ) -> int | None:
     """Of `grad_weight`, with the sums of the result over its output channels."""
     sums, taps = result
-    place, height, width = _planes(x, exponent, sums.shape[2])
-    other, ended_height, ended_width = _planes(delta, None, weights.u.shape[1])
-    if (
-        place is None
-        or other is None
-        or len(x) != len(delta)
-        or not threads.one_is_enough(max(x.numel(), delta.numel()))
-    ):
+    place, height, width = _planes(x, exponent)
+    other, ended_height, ended_width = _planes(delta, None)
+    if place is None or other is None or len(x) != len(delta):
         return None
-    if not (_plain(torch.int32, sums) and _plain(torch.float64, weights.u, weights.v, *taps)):
+    if not threads.one_is_enough(max(x.numel(), delta.numel())) or sums.shape[2] != x.shape[1]:
+        return None
+    if not _fit(sums, taps, weights, delta.shape[1], x.shape[1]):
         return None
     down, across = _addresses(taps, weights.u)
     reps, moduli = len(weights.u), len(weights.primes)
@@ -224,18 +221,28 @@ def _done(function: Function, what: ctypes.Structure) -> int | None:
     return None if differ < 0 else differ
 
 
-def _planes(x: Tensor, exponent: int | None, channels: int) -> tuple[tuple[int | None, int | None] | None, int, int]:
+def _planes(x: Tensor, exponent: int | None) -> tuple[tuple[int | None, int | None] | None, int, int]:
     """Where (row, channel, height, width), or (row, channel), is: as integers or as floats. None if it is not so."""
     height, width = _sides_of(x.shape[2:])
     if exponent is not None and abs(exponent) > EXPONENTS:
         return None, height, width
-    fits = x.dim() in (2, 4) and x.numel() > 0 and x.shape[1] == channels
+    fits = x.dim() in (2, 4) and x.numel() > 0
     if not fits or not suit(torch.int32 if exponent is None else torch.float32, x):
         return None, height, width
     if not (x.is_contiguous() or x[0].is_contiguous()):
         return None, height, width
     place = x.data_ptr()
     return ((place, None) if exponent is None else (None, place)), height, width
+
+
+def _fit(sums: Tensor, vectors: Sequence[Tensor], weights: Weights, channels: int, others: int) -> bool:
+    """Whether the vectors are for these sums, and for so many channels of the result and rows or inputs beside them."""
+    u, v, reps = weights.u, weights.v, len(weights.u)
+    sizes = sums.shape[sums.dim() - len(vectors) :]
+    shapes = [(reps, channels), (reps, others), *((reps, size) for size in sizes)]
+    same = all(each.shape == shape for each, shape in zip((u, v, *vectors), shapes, strict=True))
+    right = sums.shape[:2] == (len(weights.primes), reps) and len(vectors) in (0, 2)
+    return same and right and _plain(torch.int32, sums) and _plain(torch.float64, u, v, *vectors)
 
 
 def _sides_of(shape: Sequence[int]) -> tuple[int, int]:
