@@ -220,6 +220,9 @@ def test_entries_of_vectors_are_those_of_the_reference(lengths, bits):
         assert vector.abs().max() <= 1 << (width - 1)
     with pytest.raises(ValueError, match="a word for each entry"):
         residues.entries(words[1:], 3, lengths, bits)
+    for wrong in (words.long(), torch.stack([words, words], 1)[:, 0]):
+        with pytest.raises(ValueError, match="without gaps"):
+            residues.entries(wrong, 3, lengths, bits)
 
 
 def test_what_is_handed_over_is_laid_out_as_in_the_c_file():

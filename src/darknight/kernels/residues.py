@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from darknight.kernels import compiled_residues, compiled_sides, reference_residues
@@ -19,6 +20,7 @@ _MOST_PRIMES = 2
 
 def entries(words: Tensor, reps: int, lengths: tuple[int, ...], bits: tuple[int, ...]) -> list[Tensor]:
     """As reference_residues.entries."""
+    _expect(words.dtype == torch.int32 and words.is_contiguous(), "words of 32 bits without gaps")
     _expect(words.numel() == reps * sum(lengths) and len(lengths) == len(bits), "a word for each entry")
     _expect(all(1 <= each <= 30 for each in bits), "entries of 1 to 30 bits")
     function = compiled_sides.drawing()
