@@ -1,9 +1,7 @@
 """Weighed sums modulo primes: library, reference and exact integers agree to the last bit, and nothing else is read."""
 
-import ctypes
 import logging
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +16,9 @@ from torch import Tensor
 from darknight.errors import UsageError
 from darknight.kernels import compiled, compiled_residues, reference, reference_residues, residues
 from darknight.kernels.compiled_residues import Library
+from darknight.randomness import Randomness
 from kernels.guarded import PRELUDE
+from kernels.layout import fields_in, fields_of
 
 MODULI = [(2**28 - 57, 2**28 - 89), (2**25 - 39,), (2**25 - 39, 2**25 - 49), (1_048_573,)]
 
@@ -461,16 +461,26 @@ def test_nothing_is_read_or_written_beyond_the_end(tmp_path: Path):
     assert run(4).returncode < 0  # one element further, and the process dies: the test can fail
 
 
-def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
+@pytest.mark.parametrize("name", ["weighing", "folding", "sliding", "product", "projecting"])
+def test_what_is_handed_over_is_laid_out_as_in_the_c_file(name: str):
     """The order and the kinds of the fields: compared with the file itself."""
-    source = Path(compiled_residues.__file__).with_name("residues.c").read_text()
-    bare = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
-    for name in ("weighing", "folding", "sliding", "product", "projecting"):
-        (body,) = re.findall(r"typedef struct \{([^}]*)\} " + name + ";", bare)
-        fields = re.findall(r"(\*?)(\w+)\s*[,;]", body)
-        structure = getattr(compiled_residues, "_" + name.capitalize())
-        ours = [("*" if kind is ctypes.c_void_p else "", field) for field, kind in structure._fields_]
-        assert ours == fields, name
+    assert fields_of(getattr(compiled_residues, f"_{name.capitalize()}")) == fields_in("residues.c", name)
+
+
+@pytest.mark.parametrize(("lengths", "bits"), [((5, 3, 1), (22, 23, 24)), ((1000, 17), (2, 24)), ((7,), (30,))])
+def test_entries_of_vectors_are_those_of_the_reference(lengths, bits):
+    words = Randomness(bytes(32)).fresh().words(3 * sum(lengths), torch.int32)
+    found = residues.entries(words.clone(), 3, lengths, bits)
+    for vector, expected, width in zip(found, reference_residues.entries(words, 3, lengths, bits), bits, strict=True):
+        assert vector.is_contiguous()
+        assert vector.dtype == torch.float64
+        assert torch.equal(vector, expected)
+        assert vector.abs().max() <= 1 << (width - 1)
+    with pytest.raises(ValueError, match="a word for each entry"):
+        residues.entries(words[1:], 3, lengths, bits)
+    for wrong in (words.long(), torch.stack([words, words], 1)[:, 0]):
+        with pytest.raises(ValueError, match="without gaps"):
+            residues.entries(wrong, 3, lengths, bits)
 
 
 # --- which of the two -------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ for kind in ("", "plain_"):
     test_real.try_everything(compiled_real.Library.loaded(kind))
 for seed in range(60):
     test_sides.try_everything(seed)
-test_sides.test_entries_of_vectors_are_those_of_the_reference((1000, 17), (2, 24))
+test_residues.test_entries_of_vectors_are_those_of_the_reference((1000, 17), (2, 24))
 for shape in test_weights.SHAPES:
     test_weights.agree(shape, 12, 1)
 test_weights.past_the_cache("")

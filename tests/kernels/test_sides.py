@@ -1,8 +1,6 @@
 """Both sides of a check in one call: they differ where those that are made sum by sum do, and by the same moduli."""
 
-import ctypes
 import random
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,19 +13,23 @@ from torch import Tensor
 from darknight.integrity import freivalds, sides
 from darknight.integrity.weighed import Weighed, moduli_for, weigh, weigh_gradient
 from darknight.integrity.weighing import Integers, Moduli, Rounded
-from darknight.kernels import compiled_residues, compiled_sides, reference_residues, residues, threads
+from darknight.kernels import compiled, compiled_sides, threads
 from darknight.kernels.reference import quantise_nearest
 from darknight.ops import BilinearOp, Conv, Linear
 from darknight.randomness import Randomness
 from kernels.guarded import PRELUDE
+from kernels.layout import fields_in, fields_of
 
 PRIME = 2**28 - 57
 
 
 @pytest.fixture(autouse=True)
-def compiled():
-    if compiled_sides.chosen() is None:
+def library() -> compiled_sides.Library:
+    if not compiled.wanted():
         pytest.skip("nothing was compiled")
+    found = compiled_sides.chosen()
+    assert found is not None, "sides.h was not built from these sources: install the package again"
+    return found
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,6 @@ def try_everything(seed: int) -> None:
         changed = Check(check.op, check.x, check.w, check.delta, *wrong, check.moduli)
         for verdict, weighed in zip(changed.verdicts(), wrong, strict=True):
             assert verdict is not None
-            # A sum that is weighed with zero counts nothing, here and there: two of three repetitions see it, or none.
             assert all(verdict[:modulus] + verdict[modulus + 1 :])
             assert verdict[modulus] == one_by_one(changed, weighed)[modulus], check.op
 
@@ -209,29 +210,8 @@ def test_what_it_is_not_for_is_left_to_sums_one_by_one(monkeypatch):
     assert check.verdicts() == [None] * 3
 
 
-@pytest.mark.parametrize(("lengths", "bits"), [((5, 3, 1), (22, 23, 24)), ((1000, 17), (2, 24)), ((7,), (30,))])
-def test_entries_of_vectors_are_those_of_the_reference(lengths, bits):
-    words = Randomness(bytes(32)).fresh().words(3 * sum(lengths), torch.int32)
-    found = residues.entries(words.clone(), 3, lengths, bits)
-    for vector, expected, width in zip(found, reference_residues.entries(words, 3, lengths, bits), bits, strict=True):
-        assert vector.is_contiguous()
-        assert vector.dtype == torch.float64
-        assert torch.equal(vector, expected)
-        assert vector.abs().max() <= 1 << (width - 1)
-    with pytest.raises(ValueError, match="a word for each entry"):
-        residues.entries(words[1:], 3, lengths, bits)
-    for wrong in (words.long(), torch.stack([words, words], 1)[:, 0]):
-        with pytest.raises(ValueError, match="without gaps"):
-            residues.entries(wrong, 3, lengths, bits)
-
-
 def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
-    source = Path(compiled_residues.__file__).with_name("sides.h").read_text()
-    bare = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
-    (body,) = re.findall(r"typedef struct \{([^}]*)\} sides;", bare)
-    fields = re.findall(r"(\*?)(\w+)\s*[,;]", body)
-    ours = [("*" if kind is ctypes.c_void_p else "", field) for field, kind in compiled_sides._Sides._fields_]
-    assert ours == fields
+    assert fields_of(compiled_sides._Sides) == fields_in("sides.h", "sides")
 
 
 GUARDED = (

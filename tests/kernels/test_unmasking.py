@@ -1,9 +1,7 @@
 """Unmasking and weighing in one pass: the same as one after the other, to the last bit, and nothing else is touched."""
 
-import ctypes
 import math
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +17,7 @@ from darknight.kernels.compiled_field import Form
 from darknight.kernels.compiled_layers import Affine
 from darknight.kernels.compiled_unmasking import Weighing
 from kernels.guarded import PRELUDE
+from kernels.layout import fields_in, fields_of
 from kernels.test_field import drawn_matrix, placed, residues
 from kernels.test_residues import MODULI, at_once, entries, usable
 
@@ -271,12 +270,7 @@ def test_without_the_library_nothing_is_unmasked_this_way(monkeypatch):
 
 
 def test_what_is_handed_over_is_laid_out_as_in_the_c_file():
-    source = Path(compiled_unmasking.__file__).with_name("unmasking.c").read_text()
-    bare = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
-    (body,) = re.findall(r"typedef struct \{([^}]*)\} unmasking;", bare)
-    fields = re.findall(r"(\*?)(\w+)\s*[,;]", body)
-    ours = [("*" if kind is ctypes.c_void_p else "", name) for name, kind in compiled_unmasking._Unmasking._fields_]
-    assert ours == fields
+    assert fields_of(compiled_unmasking._Unmasking) == fields_in("unmasking.c", "unmasking")
 
 
 GUARDED = (

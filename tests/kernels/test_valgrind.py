@@ -84,7 +84,7 @@ def call_everything() -> None:
             test_unmasking.test_it_is_what_unmasking_and_weighing_give(function, positions, False)
     for seed in range(10):
         test_sides.try_everything(seed)
-    test_sides.test_entries_of_vectors_are_those_of_the_reference((1000, 17), (2, 24))
+    test_residues.test_entries_of_vectors_are_those_of_the_reference((1000, 17), (2, 24))
     for kind in test_keystream.KINDS:
         function = compiled_keystream.chosen.__wrapped__(kind)
         for size in test_keystream.SIZES:
@@ -125,7 +125,7 @@ def recorded(calls, path: Path, monkeypatch) -> set[str]:
 def _load_again() -> None:
     """What is remembered of libraries is forgotten."""
     remembered = (compiled_field.chosen, compiled_keystream.chosen, compiled_residues.chosen)
-    for found in (*remembered, compiled_sides.chosen, compiled_sides.drawing):
+    for found in (*remembered, compiled_residues.drawing, compiled_sides.chosen):
         found.cache_clear()
 
 

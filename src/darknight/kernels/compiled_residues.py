@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 
 import torch
@@ -74,6 +74,37 @@ class Library:
 def chosen() -> Library | None:
     """The library, or None for the reference."""
     return Library.loaded() if compiled.wanted() else None
+
+
+@cache
+def drawing() -> Function | None:
+    """The function, or None for the reference."""
+    numbers = (ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    signature = (ctypes.c_void_p, *numbers, ctypes.c_void_p)
+    return compiled.loaded("residues", "darknight_entries_1", signature) if compiled.wanted() else None
+
+
+def entries(
+    function: Function, words: Tensor, reps: int, lengths: tuple[int, ...], bits: tuple[int, ...]
+) -> list[Tensor]:
+    """As reference_residues.entries. Each of them is without gaps."""
+    out = torch.empty(reps * sum(lengths), dtype=torch.float64)
+    function(
+        words.data_ptr(),
+        reps,
+        len(lengths),
+        ctypes.addressof(_numbers(lengths)),
+        ctypes.addressof(_numbers(bits)),
+        max(bits),
+        out.data_ptr(),
+    )
+    parts = torch.split(out, [reps * length for length in lengths])
+    return [part.view(reps, length) for part, length in zip(parts, lengths, strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _numbers(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def weigh(

@@ -1,5 +1,4 @@
-"""Both sides of Freivalds' check in one call of the library built from residues.c (sides.h), if there is one; and the
-vectors that they are weighed with.
+"""Both sides of Freivalds' check in one call of the library built from residues.c (sides.h), if there is one.
 
 `of_planes` and `grad_weight` return bit m where the sides differ modulo the prime m, so 0 for a right result;
 None where the library is not made for the operands, before any memory is touched. Then sums are made one by one, to
@@ -11,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -57,39 +56,6 @@ def chosen() -> Library | None:
     return Library.loaded() if compiled.wanted() else None
 
 
-# --- vectors ----------------------------------------------------------------------------------------------------------
-@cache
-def drawing() -> Function | None:
-    """The function, or None for the reference."""
-    numbers = (ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    signature = (ctypes.c_void_p, *numbers, ctypes.c_void_p)
-    return compiled.loaded("residues", "darknight_entries_1", signature) if compiled.wanted() else None
-
-
-def entries(
-    function: Function, words: Tensor, reps: int, lengths: tuple[int, ...], bits: tuple[int, ...]
-) -> list[Tensor]:
-    """As reference_residues.entries. Each of them is without gaps."""
-    out = torch.empty(reps * sum(lengths), dtype=torch.float64)
-    function(
-        words.data_ptr(),
-        reps,
-        len(lengths),
-        ctypes.addressof(_numbers(lengths)),
-        ctypes.addressof(_numbers(bits)),
-        max(bits),
-        out.data_ptr(),
-    )
-    parts = torch.split(out, [reps * length for length in lengths])
-    return [part.view(reps, length) for part, length in zip(parts, lengths, strict=True)]
-
-
-@lru_cache(maxsize=1024)
-def _numbers(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-# --- both sides -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Weights:
     """u (rep, channel) and v (rep, row; for a weight gradient, input channel), and of how many numbers half a prime

@@ -767,6 +767,20 @@ __attribute__((constructor)) static void choose(void) {
 #endif
 }
 
+/* --- vectors -------------------------------------------------------------------------------------------------------- */
+/* From uniform words the entries of several vectors, one behind the other, each (rep, length): of `widest` bits around
+ * zero, of which those with fewer keep the upper ones. Words are (rep, all lengths). */
+void darknight_entries_1(const int32_t *words, int64_t reps, int64_t vectors, const int64_t *lengths, const int64_t *bits,
+                         int64_t widest, double *out) {
+    const int32_t mask = (int32_t)((1u << widest) - 1), half = (int32_t)(1u << (widest - 1));
+    int64_t all = 0, before = 0;
+    for (int64_t k = 0; k < vectors; k++) all += lengths[k];
+    for (int64_t k = 0; k < vectors; before += lengths[k++])
+        for (int64_t rep = 0; rep < reps; rep++, out += lengths[k])
+            for (int64_t i = 0; i < lengths[k]; i++)
+                out[i] = (double)(((words[rep * all + before + i] & mask) - half) >> (widest - bits[k]));
+}
+
 #include "sides.h"
 
 /* The number in the names is that of this interface, so that a library with another one is not mistaken for this. The

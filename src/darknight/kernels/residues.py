@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from darknight.kernels import compiled_residues, compiled_sides, reference_residues
+from darknight.kernels import compiled_residues, reference_residues
 from darknight.kernels.compiled_residues import chosen
 from darknight.kernels.reference import quantise_nearest
 
@@ -23,10 +23,10 @@ def entries(words: Tensor, reps: int, lengths: tuple[int, ...], bits: tuple[int,
     _expect(words.dtype == torch.int32 and words.is_contiguous(), "words of 32 bits without gaps")
     _expect(words.numel() == reps * sum(lengths) and len(lengths) == len(bits), "a word for each entry")
     _expect(all(1 <= each <= 30 for each in bits), "entries of 1 to 30 bits")
-    function = compiled_sides.drawing()
+    function = compiled_residues.drawing() if chosen() is not None else None
     if function is None:
         return reference_residues.entries(words, reps, lengths, bits)
-    return compiled_sides.entries(function, words, reps, lengths, bits)
+    return compiled_residues.entries(function, words, reps, lengths, bits)
 
 
 def weigh(

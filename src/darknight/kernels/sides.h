@@ -156,19 +156,6 @@ static int64_t of_kernels(const sides *s) {
     return differ;
 }
 
-/* From uniform words the entries of several vectors, one behind the other, each (rep, length): of `widest` bits around
- * zero, of which those with fewer keep the upper ones. Words are (rep, all lengths). */
-void darknight_entries_1(const int32_t *words, int64_t reps, int64_t vectors, const int64_t *lengths, const int64_t *bits,
-                         int64_t widest, double *out) {
-    const int32_t mask = (int32_t)((1u << widest) - 1), half = (int32_t)(1u << (widest - 1));
-    int64_t all = 0, before = 0;
-    for (int64_t k = 0; k < vectors; k++) all += lengths[k];
-    for (int64_t k = 0; k < vectors; before += lengths[k++])
-        for (int64_t rep = 0; rep < reps; rep++, out += lengths[k])
-            for (int64_t i = 0; i < lengths[k]; i++)
-                out[i] = (double)(((words[rep * all + before + i] & mask) - half) >> (widest - bits[k]));
-}
-
 /* Bit m of what is returned: the sides differ modulo prime m. Below zero: there was no memory. */
 int64_t darknight_forward_sides_1(const sides *s) { return of_planes(s, 1); }
 int64_t darknight_grad_input_sides_1(const sides *s) { return of_planes(s, 0); }
