@@ -309,6 +309,31 @@ def test_the_largest_weighed_sums_are_exact(library, length, rounded, sign):
         assert found[modulus].eq(next_to_zero(length * number * -(2**21), prime)).all()
 
 
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("primes", MODULI)
+@pytest.mark.parametrize(
+    ("outer", "length"), [(1, 1), (3, 15), (4, 16), (5, 17), (9, 8192), (2, 8193), (1023, 33), (1029, 4)]
+)
+def test_rows_of_a_matrix_are_weighed_together_and_exactly(library, outer, length, primes, largest):
+    """Each sum over inputs: rows share their weights; whole vectors and their tails, tiles, and more than one way holds."""
+    generator = random.Random(outer * length)
+    values = torch.empty(outer, length, 1, dtype=torch.int32)
+    if largest:
+        values.fill_(max(primes) // 2)
+    else:
+        fill(generator, values, max(primes) // 2)
+    for reps in (1, 2, 3, 4):
+        vectors = (
+            torch.full((reps, length), -(2.0**21), dtype=torch.float64)
+            if largest
+            else entries(generator, (reps, length), 22)
+        )
+        options = {"longest": at_once(primes, 22), "groups": 1, "period": outer}
+        found = compiled_residues.weigh(library, values, vectors, primes, **options)
+        expected = reference_residues.weigh(values, vectors, primes, **options)
+        both(found, expected, exact_weigh(values, vectors, primes, 1, outer), (outer, length, reps))
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize(("rows", "height"), [(8, 14), (60, 440), (61, 3), (3, 447), (3, 448), (2, 513)])

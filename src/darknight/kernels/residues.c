@@ -43,6 +43,11 @@ typedef struct {
 
 WIDE INLINE __mmask16 first_of(int64_t left) { return (__mmask16)(left < LINE ? (1 << left) - 1 : 0xFFFF); }
 
+/* What will be read in a moment. Beyond the end it does nothing: a prefetch never faults. */
+WIDE INLINE void fetch_soon(numbers x, int rounded) {
+    __builtin_prefetch(rounded ? (const void *)x.values : (const void *)x.integers, 0, 2);
+}
+
 /* As number. The factor is a power of two, so it is the same in single precision, but for what is rounded to zero. */
 WIDE INLINE __m512i wide_number(numbers x, int64_t place, __mmask16 some, int rounded) {
     if (!rounded) return _mm512_maskz_loadu_epi32(some, x.integers + place);
@@ -109,12 +114,13 @@ INLINE void each_apart(const weighing *s, int rounded, int64_t rep, int twice) {
 #if defined(__x86_64__)
 #define LONGER 8    /* bits: so many more rows than `longest` can be summed */
 #define TOGETHER 8  /* rows that are summed before a sum is touched */
+#define ROWS 4      /* of a matrix, at a time */
+#define INPUTS 8192 /* of a matrix, at most */
 
 /* Whether all sums fit: `longest` products fit 53 bits, and weights fit 32. */
 INLINE int wide_sums(const weighing *s) {
     const double prime = s->moduli > 1 && s->primes[1] < s->primes[0] ? s->primes[1] : s->primes[0];
-    return !s->often && s->columns >= 4 * LINE && s->length && s->length <= s->longest << LONGER &&
-           s->longest * ((int64_t)prime / 2) > 1 << 22;
+    return !s->often && s->length && s->length <= s->longest << LONGER && s->longest * ((int64_t)prime / 2) > 1 << 22;
 }
 
 /* sums (+)= `count` rows, weighed, in order of even and odd places. What stands as many rows further is fetched meanwhile. */
@@ -130,8 +136,7 @@ WIDE INLINE void wide_some_rows(numbers x, int rounded, int64_t stride, int64_t 
         for (int r = 0; r < count; r++) {
             const numbers here = from_here(x, r * stride + c);
             const __m512i line = wide_number(here, 0, first_of(columns - c), rounded), other = _mm512_srli_epi64(line, 32);
-            const numbers next = from_here(here, count * stride);
-            __builtin_prefetch(rounded ? (const void *)next.values : (const void *)next.integers, 0, 2);
+            fetch_soon(from_here(here, count * stride), rounded);
             even = plus_product(even, line, p[r]), odd = plus_product(odd, other, p[r]);
             also = plus_product(also, line, q[r]), last = plus_product(last, other, q[r]);
         }
@@ -140,22 +145,25 @@ WIDE INLINE void wide_some_rows(numbers x, int rounded, int64_t stride, int64_t 
     }
 }
 
+/* What is left of 64 bits, next to zero. */
+WIDE INLINE void wide_residues(__m512i sum, __mmask8 some, double prime, int32_t *out) {
+    const __m512d half = _mm512_set1_pd(0.5 * prime), whole = _mm512_set1_pd(prime);
+    const __m512d upper = _mm512_cvtepi64_pd(_mm512_srai_epi64(sum, LOWER));
+    const __m512d lower = _mm512_cvtepi64_pd(_mm512_and_si512(sum, _mm512_set1_epi64((1 << LOWER) - 1)));
+    const __m512d both = _mm512_fmadd_pd(wide_centred(upper, prime), _mm512_set1_pd(1 << LOWER), lower);
+    __m512d near = wide_centred(both, prime);
+    near = _mm512_mask_sub_pd(near, _mm512_cmp_pd_mask(near, half, _CMP_GT_OQ), near, whole);
+    near = _mm512_mask_add_pd(near, _mm512_cmp_pd_mask(near, _mm512_sub_pd(half, whole), _CMP_LT_OQ), near, whole);
+    _mm256_mask_storeu_epi32(out, some, _mm512_cvtpd_epi32(near));
+}
+
 /* As store, of sums in order of even and odd places. */
 WIDE INLINE void wide_store(const int64_t *sums, int64_t columns, double prime, int32_t *out) {
-    const __m512d half = _mm512_set1_pd(0.5 * prime), whole = _mm512_set1_pd(prime);
     for (int64_t c = 0; c < columns; c += LINE) {
         int64_t ordered[LINE];
         put_in_order(ordered, _mm512_loadu_si512(sums + c), _mm512_loadu_si512(sums + c + 8));
-        for (int64_t i = 0; i < LINE && c + i < columns; i += LANES) {
-            const __m512i sum = _mm512_loadu_si512(ordered + i);
-            const __m512d upper = _mm512_cvtepi64_pd(_mm512_srai_epi64(sum, LOWER));
-            const __m512d lower = _mm512_cvtepi64_pd(_mm512_and_si512(sum, _mm512_set1_epi64((1 << LOWER) - 1)));
-            const __m512d both = _mm512_fmadd_pd(wide_centred(upper, prime), _mm512_set1_pd(1 << LOWER), lower);
-            __m512d near = wide_centred(both, prime);
-            near = _mm512_mask_sub_pd(near, _mm512_cmp_pd_mask(near, half, _CMP_GT_OQ), near, whole);
-            near = _mm512_mask_add_pd(near, _mm512_cmp_pd_mask(near, _mm512_sub_pd(half, whole), _CMP_LT_OQ), near, whole);
-            _mm256_mask_storeu_epi32(out + c + i, (__mmask8)first_of(columns - c - i), _mm512_cvtpd_epi32(near));
-        }
+        for (int64_t i = 0; i < LINE && c + i < columns; i += LANES)
+            wide_residues(_mm512_loadu_si512(ordered + i), (__mmask8)first_of(columns - c - i), prime, out + c + i);
     }
 }
 
@@ -171,24 +179,74 @@ WIDE INLINE void wide_each_apart(const weighing *s, int rounded, int64_t rep) {
                 const double *v = s->v + rep * entries + ((o / s->period) * s->groups + g) * s->length, *w = v + entries;
                 const numbers x = from_here(all, o * s->outer_stride + g * s->length * s->stride + start);
                 int64_t row = 0;
-#define ROWS(count, fresh)                                                                                            \
+#define SOME(count, fresh)                                                                                            \
     wide_some_rows(from_here(x, row * s->stride), rounded, s->stride, width, v + row, w + row, count, fresh, sums[0], sums[1])
                 for (; row + TOGETHER <= s->length; row += TOGETHER)
                     if (row)
-                        ROWS(TOGETHER, 0);
+                        SOME(TOGETHER, 0);
                     else
-                        ROWS(TOGETHER, 1);
+                        SOME(TOGETHER, 1);
                 for (; row < s->length; row++)
                     if (row)
-                        ROWS(1, 0);
+                        SOME(1, 0);
                     else
-                        ROWS(1, 1);
-#undef ROWS
+                        SOME(1, 1);
+#undef SOME
                 for (int64_t m = 0; m < s->moduli; m++)
                     for (int r = 0; r < 2; r++)
                         wide_store(sums[r], width, s->primes[m],
                                    s->out + (((m * s->outer + o) * s->groups + g) * s->reps + rep + r) * s->columns + start);
             }
+}
+
+/* Whether outer ones are rows of a matrix, without gaps, that are weighed with the same: its sums over inputs. */
+INLINE int rows_of_a_matrix(const weighing *s) {
+    return !s->values && !s->often && s->columns == 1 && s->stride == 1 && s->groups == 1 && s->period == s->outer &&
+           s->length <= INPUTS;
+}
+
+/* `count` such rows, each summed in 64 bits. */
+WIDE INLINE void wide_matrix_rows(const int32_t *x, int64_t stride, int64_t n, const int32_t *v, const int32_t *w, int count,
+                                  int64_t *first, int64_t *second) {
+    __m512i a[ROWS], b[ROWS];
+    for (int r = 0; r < count; r++) a[r] = b[r] = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += LINE) {
+        const __m512i p = _mm512_loadu_si512(v + i), also = _mm512_srli_epi64(p, 32);
+        const __m512i q = _mm512_loadu_si512(w + i), last = _mm512_srli_epi64(q, 32);
+        for (int r = 0; r < count; r++) {
+            const __m512i line = _mm512_maskz_loadu_epi32(first_of(n - i), x + r * stride + i);
+            const __m512i other = _mm512_srli_epi64(line, 32);
+            a[r] = plus_product(plus_product(a[r], line, p), other, also);
+            b[r] = plus_product(plus_product(b[r], line, q), other, last);
+        }
+    }
+    for (int r = 0; r < count; r++) first[r] = _mm512_reduce_add_epi64(a[r]), second[r] = _mm512_reduce_add_epi64(b[r]);
+}
+
+/* As each_apart, of two repetitions: some rows share what they are weighed with, and all are reduced together. */
+WIDE static void wide_weigh_matrix(const weighing *s, int64_t rep) {
+    int32_t weights[2][INPUTS + LINE], found[TILE];
+    int64_t sums[2][TILE];
+    for (int r = 0; r < 2; r++)
+        for (int64_t i = 0; i < s->length + LINE; i++)
+            weights[r][i] = i < s->length ? (int32_t)s->v[(rep + r) * s->length + i] : 0;
+    for (int64_t start = 0; start < s->outer; start += TILE) {
+        const int64_t width = s->outer - start < TILE ? s->outer - start : TILE;
+        const int32_t *x = s->x + start * s->outer_stride;
+        int64_t o = 0;
+        for (; o + ROWS <= width; o += ROWS)
+            wide_matrix_rows(x + o * s->outer_stride, s->outer_stride, s->length, weights[0], weights[1], ROWS, sums[0] + o,
+                             sums[1] + o);
+        for (; o < width; o++)
+            wide_matrix_rows(x + o * s->outer_stride, s->outer_stride, s->length, weights[0], weights[1], 1, sums[0] + o,
+                             sums[1] + o);
+        for (int64_t m = 0; m < s->moduli; m++)
+            for (int r = 0; r < 2; r++) {
+                for (o = 0; o < width; o += LANES)
+                    wide_residues(_mm512_loadu_si512(sums[r] + o), (__mmask8)first_of(width - o), s->primes[m], found + o);
+                for (o = 0; o < width; o++) s->out[(m * s->outer + start + o) * s->reps + rep + r] = found[o];
+            }
+    }
 }
 
 WIDE static void wide_weigh_floats(const weighing *s, int64_t rep) { wide_each_apart(s, 1, rep); }
@@ -224,11 +282,15 @@ INLINE void weigh_two(const weighing *s, int rounded, int64_t rep, int twice) {
 
 INLINE void weigh(const weighing *s, int wide) {
 #if defined(__x86_64__)
-    const int wider = wide && wide_sums(s);
+    const int sums = wide && wide_sums(s), wider = sums && s->columns >= 4 * LINE, matrix = sums && rows_of_a_matrix(s);
 #endif
     for (int64_t rep = 0; rep < s->reps; rep += 2) {
         const int two = rep + 1 < s->reps;
 #if defined(__x86_64__)
+        if (matrix && two) {
+            wide_weigh_matrix(s, rep);
+            continue;
+        }
         if (wider && two) {
             if (s->values)
                 wide_weigh_floats(s, rep);
@@ -577,6 +639,7 @@ WIDE INLINE void wide_rows(const projecting *s, int rounded, int64_t place, int6
             const __mmask16 some = l + 1 < lines ? 0xFFFF : last;
             const __m512i line = wide_number(x, l * LINE, some, rounded);
             const __m512i other = _mm512_srli_epi64(line, 32);
+            fetch_soon(from_here(x, l * LINE + TILE), rounded);
             even[0][l] = plus_product(even[0][l], line, v), odd[0][l] = plus_product(odd[0][l], other, v);
             even[1][l] = plus_product(even[1][l], line, w), odd[1][l] = plus_product(odd[1][l], other, w);
         }
