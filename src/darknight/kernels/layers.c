@@ -341,13 +341,15 @@ INLINE void settled(const writing *how) {
         if (i < (n)) does(rest_of(i, n));                                                                             \
     } while (0)
 
-/* next: how far it is to what is read next, which is fetched meanwhile; 0 for nothing. */
+#define SOON 512 /* numbers that lie side by side, after which one is read that is fetched now */
+
+/* next: how far it is to what is read soon, which is fetched meanwhile. */
 WIDE INLINE void wide_sums(const float *x, int64_t n, const int64_t next, double *first, double *second) {
     sixteen sums = sixteen_of(first, second);
 #define SUM(some)                                                                                                     \
     {                                                                                                                 \
         const __m512 value = _mm512_maskz_loadu_ps(some, x + i);                                                      \
-        if (next) __builtin_prefetch(x + i + next, 0, 2);                                                             \
+        __builtin_prefetch(x + i + next, 0, 2);                                                                       \
         add_sixteen(&sums, value, value);                                                                             \
     }
     EACH_LINE(n, SUM);
@@ -390,7 +392,7 @@ WIDE static void wide_normalise(const normalisation *s) {
         memset(second, 0, (size_t)(end - from) * sizeof second[0]);
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++)
-                wide_sums(s->x + e * plane + c * s->inner, s->inner, s->inner <= SHORT && e + 1 < s->examples ? plane : 0,
+                wide_sums(s->x + e * plane + c * s->inner, s->inner, s->inner <= SHORT && e + 1 < s->examples ? plane : SOON,
                           first[c - from], second[c - from]);
         for (int64_t c = from; c < end; c++) settle(s, c, total_of(first[c - from]), total_of(second[c - from]));
         for (int64_t e = s->examples - 1; e >= 0; e--)
@@ -432,12 +434,12 @@ WIDE INLINE void wide_back_sums(const derivation *s, int64_t at, int64_t c, int6
     {                                                                                                                 \
         const __m512 x = _mm512_maskz_loadu_ps(some, xs + i);                                                         \
         __m512 grad = _mm512_maskz_loadu_ps(some, grads + i);                                                         \
-        if (next) __builtin_prefetch(xs + i + next, 0, 2);                                                            \
-        if (next) __builtin_prefetch(grads + i + next, 0, 2);                                                         \
+        __builtin_prefetch(xs + i + next, 0, 2);                                                                      \
+        __builtin_prefetch(grads + i + next, 0, 2);                                                                   \
         if (kind == LIMITED) grad = wide_passed(x, grad, scale, shift, low, high);                                    \
         if (kind == SUMMED) {                                                                                         \
             grad = wide_let_pass(grad, _mm512_maskz_loadu_ps(some, ys + i), low, high);                               \
-            if (next) __builtin_prefetch(ys + i + next, 0, 2);                                                        \
+            __builtin_prefetch(ys + i + next, 0, 2);                                                                  \
             _mm512_mask_storeu_ps(out + i, some, grad);                                                               \
         }                                                                                                             \
         add_sixteen(&sums, grad, x);                                                                                  \
@@ -483,8 +485,8 @@ WIDE INLINE void wide_derive_kind(const derivation *s, const int kind) {
         memset(second, 0, (size_t)(end - from) * sizeof second[0]);
         for (int64_t e = 0; e < s->examples; e++)
             for (int64_t c = from; c < end; c++)
-                wide_back_sums(s, e * plane + c * s->inner, c, s->inner <= SHORT && e + 1 < s->examples ? plane : 0, kind,
-                               first[c - from], second[c - from]);
+                wide_back_sums(s, e * plane + c * s->inner, c, s->inner <= SHORT && e + 1 < s->examples ? plane : SOON,
+                               kind, first[c - from], second[c - from]);
         for (int64_t c = from; c < end; c++)
             settle_back(s, c, count, total_of(first[c - from]), total_of(second[c - from]), each + c - from,
                         rest + c - from);
@@ -638,7 +640,9 @@ WIDE INLINE double wide_run_back(const returning *s, int64_t at, const writing *
 #define BACK(some)                                                                                                    \
     {                                                                                                                 \
         __m512 grad = _mm512_maskz_loadu_ps(some, grads + i);                                                         \
+        __builtin_prefetch(grads + i + SOON, 0, 2);                                                                   \
         if (stops) {                                                                                                  \
+            __builtin_prefetch(ys + i + SOON, 0, 2);                                                                  \
             grad = wide_let_pass(grad, _mm512_maskz_loadu_ps(some, ys + i), low, high);                               \
             put_line(out + i, some, grad, how);                                                                       \
         }                                                                                                             \
@@ -928,6 +932,7 @@ WIDE static void wide_pool(const pooling *s) {
 WIDE INLINE void wide_unpool_row(const pooling *s, int64_t at, float *to, int32_t first, const writing *how) {
     for (int64_t c = 0; c < s->out_width; c += LANES) {
         const __mmask16 some = rest_of(c, s->out_width);
+        __builtin_prefetch(s->x + at + c + SOON, 0, 2);
         const __m512 grad = _mm512_add_ps(_mm512_setzero_ps(), _mm512_maskz_loadu_ps(some, s->x + at + c));
         const __m512i where = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(some, s->taps + at + c));
         const __m512 even = _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(where, _mm512_set1_epi32(first)), grad);
@@ -944,7 +949,7 @@ WIDE static void wide_unpool(const pooling *s) {
         unpool(s);
         return;
     }
-    const writing how = writing_of(s->y, s->planes * s->height * s->width, s->width, 0);
+    const writing how = writing_of(s->y, s->planes * s->height * s->width, s->width, SOON);
     for (int64_t p = 0; p < s->planes; p++) {
         float *plane = s->y + p * s->height * s->width;
         for (int64_t row = 0; row < s->out_height; row++) {
