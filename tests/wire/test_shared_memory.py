@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from math import prod
 from pathlib import Path
 
@@ -585,8 +586,8 @@ def test_what_is_read_in_place_stays_when_the_link_ends_and_goes_with_the_last_w
     kept, other = memory.reserve(800), memory.reserve(80)
     answer, further = memory.look(kept, (100,), torch.int64), memory.look(other, (10,), torch.int64)
     written = read(view, kept, answer, writable=True).fill_(7)
-    memory.keep(kept, answer)
-    memory.keep(other, further)
+    memory.keep(kept, weakref.ref(answer))
+    memory.keep(other, weakref.ref(further))
     assert answer.eq(7).all()  # without a copy: it is what the worker wrote after it was handed out
     memory.close()
     assert answer.eq(7).all()
@@ -598,7 +599,7 @@ def test_what_is_read_in_place_stays_when_the_link_ends_and_goes_with_the_last_w
     assert written.eq(0).all()  # the worker has a mapping still, but the pages are the system's again
     memory.free(kept)  # no error
     with pytest.raises(LinkClosed):
-        memory.keep(kept, written)
+        memory.keep(kept, weakref.ref(written))
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -623,7 +624,7 @@ def test_an_answer_that_is_released_after_its_link_ended_leaves_no_mapping(ends)
     memory, _ = ends
     kept = memory.reserve(800)
     answer = memory.look(kept, (100,), torch.int64)
-    memory.keep(kept, answer)
+    memory.keep(kept, weakref.ref(answer))
     before = _mappings()
     memory.close()
     memory.free(kept)

@@ -10,6 +10,8 @@ import pytest
 
 from darknight.types import Answer
 from darknight.wire.bell import OVER, Bell
+from darknight.wire.grpc_link import _Stream
+from darknight.wire.lending import Lending
 from darknight.wire.segments import Kind
 from darknight.wire.switchboard import Awaited, Switchboard, attended, came_at, claimed
 from wire.peers import ask, bench, task
@@ -297,7 +299,8 @@ def test_a_worker_that_ends_while_somebody_waits_for_it_wakes_him():
         made.sessions[0].gate.set()
 
 
-def test_who_is_interrupted_while_he_takes_an_answer_loses_that_link_and_no_future_stays_open(monkeypatch):
+@pytest.mark.parametrize("where", [(_Stream, "_usual"), (Lending, "taken"), (Awaited, "set_result")])
+def test_who_is_interrupted_while_he_takes_an_answer_loses_that_link_and_no_future_stays_open(where, monkeypatch):
     """Ctrl-C reaches the thread that waits, and now that one takes answers: at any point of it."""
     with bench(shared_memory=DOOR) as made:
         link = made.connect()
@@ -309,7 +312,7 @@ def test_who_is_interrupted_while_he_takes_an_answer_loses_that_link_and_no_futu
             raise KeyboardInterrupt
 
         with attended([first]) as first_done:
-            monkeypatch.setattr(type(link._stream), "_resolve", interrupted)
+            monkeypatch.setattr(*where, interrupted)
             made.sessions[0].gate.set()
             with pytest.raises(KeyboardInterrupt):
                 first_done([first], 10, 1)

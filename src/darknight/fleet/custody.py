@@ -26,10 +26,11 @@ class Custody:
 
     def may_send(self, masking: int, seat: int, worker: int) -> bool:
         """Whether `worker` may be given the share of `seat`."""
-        if self._one_operator:
+        holders = self._maskings.get(masking)
+        if self._one_operator or not holders:
             return True
         operator, held, before = self._operators[worker], {seat}, False
-        for other, seats in self._maskings.get(masking, {}).items():
+        for other, seats in holders.items():
             if seat in seats:
                 before = True
                 if len(seats) == 1:
@@ -49,7 +50,10 @@ class Custody:
             )
         holders, operator = self._maskings.setdefault(masking, {}), self._operators[worker]
         holders.setdefault(worker, set()).add(seat)
-        return any(seat in seats and self._operators[other] != operator for other, seats in holders.items())
+        for other, seats in holders.items():
+            if seat in seats and self._operators[other] != operator:
+                return True
+        return False
 
     def forget(self, masking: int) -> None:
         """The masking is over: none of its shares will be sent again."""

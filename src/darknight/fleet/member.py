@@ -72,7 +72,7 @@ class Line:
     def ready(self) -> bool:
         link = self._link
         there = link is not None and link.failure is None and not self.expelled
-        return there and not self._owed and self._clock() >= self._ready_at
+        return there and not self._owed and (not self._ready_at or self._clock() >= self._ready_at)
 
     @property
     def owes(self) -> bool:

@@ -10,10 +10,10 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -39,24 +39,21 @@ WORTH = 8 << 20  # bytes of what is over, at each worker, that are worth a messa
 MANY = 64  # calls and weights that are so too
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Order:
     """A task for one worker, and what its answer must look like.
 
     holder: the worker and its epoch when the order was made. first: a share that it must keep before the task.
     """
 
+    worker: int
     holder: tuple[int, int]
     task: Task
     expected: Expected
     first: ForwardTask | None = None
-    worker: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "worker", self.holder[0])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Asked:
     """Orders that are with their workers. answers: by worker, to its task; first: to the share that went before it.
 
@@ -77,7 +74,7 @@ class Asked:
             future.cancel()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Round:
     """Answers by seat, and who gave them; why workers gave none; `refused` said so in words, and live on.
 
@@ -150,8 +147,9 @@ class Crew:
 
     def ask(self, layer: Layer, weights: SentWeights, orders: Mapping[int, Order]) -> Asked:
         """Gives every order to its worker, and waits for none."""
+        label = layer.label
         notes = {
-            order.worker: (layer.label, seat, order.task.call, next(iter(order.expected.shapes), Pass.FORWARD))
+            order.worker: (label, seat, order.task.call, next(iter(order.expected.shapes), Pass.FORWARD))
             for seat, order in orders.items()
         }
         self._asked.update(notes)
@@ -176,40 +174,41 @@ class Crew:
         orders: Mapping[int, Order],
         notes: Mapping[int, tuple[str, int, int, Pass]] = _NO_NOTES,
     ) -> Asked:
-        begun = time.perf_counter()
-        asked, lost, sent = {}, {}, 0
-        first, nothing = {}, self._nothing
-        for order in orders.values():
-            worker, task = order.worker, order.task
-            try:
-                with phase("send weights"):
-                    self._give(weights, worker)
-                with phase("send"):
+        begun, fleet, sent = time.perf_counter(), self._fleet, 0
+        asked: dict[int, Future[Answer]] = {}
+        first: dict[int, Future[Answer]] = {}
+        with phase("send weights"):
+            lost = self._given(weights, [order.worker for order in orders.values()])
+        with phase("send"):
+            for order in orders.values():
+                worker, task = order.worker, order.task
+                if worker in lost:
+                    continue
+                try:
                     if order.first is not None:
-                        first[worker] = self._fleet.ask(worker, order.first, nothing)
+                        first[worker] = fleet.ask(worker, order.first, self._nothing)
                         sent += order.first.tensor.nbytes
-                    asked[worker] = self._fleet.ask(worker, task, order.expected)
-                if task.seed is None or not self._fleet.takes_seeds(worker):  # a seed is in the header
-                    sent += task.tensor.nbytes
-            except WorkerError as error:
-                lost[worker] = error
+                    asked[worker] = fleet.ask(worker, task, order.expected)
+                    if task.seed is None or not fleet.takes_seeds(worker):  # a seed is in the header
+                        sent += task.tensor.nbytes
+                except WorkerError as error:
+                    lost[worker] = error
         self._ledger.record(Traffic(sent=sent, received=0))
         self.waiting_seconds += time.perf_counter() - begun
         return Asked(orders=orders, notes=notes, answers=asked, first=first, lost=lost, since=begun)
 
     def _gathered(self, asked: Asked, key: Hashable, within: float | None = None) -> Round:
         """key, within: as in `Fleet.gather`."""
-        begun, orders, first, nothing = time.perf_counter(), asked.orders, asked.first, self._nothing
+        begun, orders, first = time.perf_counter(), asked.orders, asked.first
         try:
             forms = {order.worker: order.expected for order in orders.values()}
             with phase("receive"):
                 outcome = self._fleet.gather(asked.answers, forms, key, within=within)
             # If one of these was refused, so was the task. But none may stay open: it would hold memory for ever.
-            for worker in first.keys() & outcome.lost.keys():
+            for worker in first.keys() & outcome.lost.keys() if first else ():
                 self._fleet.owes(worker, first[worker])
-            open_ones = {worker: first[worker] for worker in first if worker in outcome.answers}
-            if open_ones:
-                self._fleet.gather(open_ones, dict.fromkeys(open_ones, nothing), within=_AT_ONCE)
+            if open_ones := {worker: first[worker] for worker in first if worker in outcome.answers}:
+                self._fleet.gather(open_ones, dict.fromkeys(open_ones, self._nothing), within=_AT_ONCE)
         finally:
             now = time.perf_counter()
             self.waiting_seconds += now - begun
@@ -273,7 +272,10 @@ class Crew:
 
         One that was never asked anything kept nobody from a result.
         """
-        out = {worker for worker, reason in self._fleet.quarantined.items() if reason.startswith(_BROKE)}
+        quarantined = self._fleet.quarantined
+        if not quarantined and not self._convicted:
+            return
+        out = {worker for worker, reason in quarantined.items() if reason.startswith(_BROKE)}
         for worker in sorted(out - self._convicted):
             if worker in self._asked:
                 self._blame(worker, self._asked[worker], "form", "something else than an answer to what it was asked")
@@ -281,17 +283,36 @@ class Crew:
 
     def _count(self, answers: Mapping[int, Answer], since: float) -> None:
         """since: seconds since they were asked. They can have worked no longer."""
-        self.worker_seconds += sum(min(answer.seconds, since) for answer in answers.values())
-        received = sum(tensor.nbytes for answer in answers.values() for tensor in answer.tensors.values())
+        received = 0
+        for answer in answers.values():
+            self.worker_seconds += min(answer.seconds, since)
+            for tensor in answer.tensors.values():
+                received += tensor.nbytes
         self._ledger.record(Traffic(sent=0, received=received))
 
     # --- weights and forgetting -------------------------------------------------------------------------------------
-    def _give(self, weights: SentWeights, worker: int) -> None:
-        """Posts the weights to a worker that does not have them in its present epoch."""
-        epoch = self._fleet.epoch(worker)
-        if weights.given.get(worker) == epoch:
-            return
-        self._epochs[worker] = epoch
+    def _given(self, weights: SentWeights, workers: Iterable[int]) -> dict[int, WorkerError]:
+        """Posts the weights to those workers that do not have them in their present epoch; who could not be reached."""
+        lost: dict[int, WorkerError] = {}
+        given, fleet, sent = weights.given, self._fleet, 0
+        for worker in workers:
+            epoch = fleet.epoch(worker)
+            if given.get(worker) == epoch:
+                continue
+            self._epochs[worker] = epoch
+            try:
+                fleet.post(worker, weights.message or self._message(weights))
+            except WorkerError as error:
+                lost[worker] = error
+            else:
+                given[worker] = epoch  # only now: a post that was interrupted is repeated
+                sent += weights.tensor.nbytes
+        if sent:
+            self._ledger.record(Traffic(sent=sent, received=0))
+        return lost
+
+    def _message(self, weights: SentWeights) -> Weights:
+        """The one object that everybody is posted."""
         if weights.message is None:
             outdated = (weights.layer, weights.version), weights.tensor.nbytes
             weakref.finalize(weights, self._outdated.append, outdated).atexit = False
@@ -302,9 +323,7 @@ class Crew:
                 prime=self._prime,
                 tensor=weights.tensor,
             )
-        self._fleet.post(worker, weights.message)
-        weights.given[worker] = epoch  # only now: a post that was interrupted is repeated
-        self._ledger.record(Traffic(sent=weights.tensor.nbytes, received=0))
+        return weights.message
 
     def forget_with(self, owner: object, call: int, nbytes: int) -> None:
         """Workers forget the shares of the call, each of so many bytes, when `owner` is gone. The finalizer only writes

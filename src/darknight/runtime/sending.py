@@ -18,7 +18,7 @@ from darknight.runtime.desk import Desk
 from darknight.runtime.gathered import Gathered, Mix, OwnParts
 from darknight.runtime.layer import Layer, Saved
 from darknight.runtime.masking import Maker, Masking
-from darknight.types import BackwardTask, ForwardTask, Pass, Seed
+from darknight.types import BackwardTask, Expected, ForwardTask, Pass, Seed
 
 Deltas = Maker | Tensor  # in the clear, one tensor for all workers (group, input, *feature)
 
@@ -39,6 +39,7 @@ class ForwardRound:
         self._keeping = frozenset(code.grad_rows if keep else ())
         self._share_shape = desk.share_shape(saved.x_shape)
         self._shape = op.output_shape(self._share_shape, saved.weights.shape)
+        self._computing, self._keeping_only = desk.expected({Pass.FORWARD: self._shape}, lent=True), desk.expected({})
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
         self._begun: tuple[Asked, Gathered] | None = None  # until somebody waits for it
@@ -109,6 +110,7 @@ class ForwardRound:
         if not masked.lies_with(seat, holder) and not self._desk.leave_to_send(self._layer, call, seat, worker):
             return None
         return Order(
+            worker=worker,
             holder=holder,
             task=self._task(
                 call,
@@ -117,12 +119,13 @@ class ForwardRound:
                 keep=seat in self._keeping,
                 seed=masked.seeds.get(seat),
             ),
-            expected=self._desk.expected({Pass.FORWARD: self._shape} if compute else {}, lent=True),
+            expected=self._computing if compute else self._keeping_only,
         )
 
     def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
         orders = {
             seat: Order(
+                worker=worker,
                 holder=self._crew.now(worker),
                 task=self._task(self._desk.open_call(), mix(self.share(seat)), compute=True, keep=False),
                 expected=self._desk.expected({Pass.FORWARD: (1, *self._shape[1:])}),
@@ -187,7 +190,8 @@ class BackwardRound:
         self._masking = masking
         self._clear = not code.masks_gradients
         self._share_shape = desk.share_shape(saved.x_shape)
-        self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: tuple(saved.weights.tensor.shape)}
+        self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: saved.weights.shape}
+        self._expected: dict[tuple[Pass, ...], Expected] = {}  # of those that are asked for these passes
         self._keepers: dict[int, int | None] | None = None  # by seat, while it begins
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
@@ -306,10 +310,13 @@ class BackwardRound:
             )
         if not self._clear and not lies_there:
             desk.note_sent(self._layer, masking, seat, worker)
+        if kinds not in self._expected:
+            self._expected[kinds] = desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True)
         return Order(
+            worker=worker,
             holder=holder,
             task=self._task(seat, self._outgoing(seat, holder), kinds, self._share_shape, self._seed(seat)),
-            expected=desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True),
+            expected=self._expected[kinds],
             first=first,
         )
 
@@ -317,6 +324,7 @@ class BackwardRound:
         one = (1, *self._share_shape[1:])
         orders = {
             seat: Order(
+                worker=worker,
                 holder=self._crew.now(worker),
                 task=self._task(seat, mix(self._delta(seat)), (kind,), one),
                 expected=self._desk.expected({kind: one}),

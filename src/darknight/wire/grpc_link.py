@@ -54,10 +54,11 @@ from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.switchboard import Awaited, Switchboard
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
-from darknight.wire.usual import answer_around, posted_frame, task_frame, ticketed
+from darknight.wire.usual import answer_around, posted_frame, seconds_of, task_frame, ticket_of, ticketed
 
 _log = logging.getLogger("darknight.fleet")
 
+_INTERRUPTED = "it was interrupted while it took an answer"
 _LAST_WORDS = 0.5  # seconds to hear what a worker said before it ended, or why
 _PIPE = 5.0  # seconds for a worker to open its pipe
 _GRACE = 2.0  # seconds for the reader to notice that its stream was cancelled; it needs milliseconds
@@ -387,13 +388,14 @@ class _Stream:
             if frame is None:
                 return True
             if frame is not OVER:
-                self._take(reader, frame)
+                if not self._usual(frame):
+                    self._take(reader, frame)
                 return True
             failure: LinkError = LinkClosed("the worker ended the link")
         except Exception as error:
             failure = self._meaning(error)
         except BaseException:  # Ctrl-C, of whoever waits: nobody knows what became of the answer
-            self._break_off(LinkClosed("it was interrupted while it took an answer"))
+            self._break_off(LinkClosed(_INTERRUPTED))
             raise
         self._silent.set()
         if not isinstance(failure, LinkClosed):
@@ -401,6 +403,33 @@ class _Stream:
         elif self.failure is None:  # the worker has closed the door: its stream says why in a moment
             threading.Thread(target=self._ask_why, args=(failure,), name="darknight-last-words", daemon=True).start()
         return False
+
+    def _usual(self, frame: bytes) -> bool:
+        """Takes an answer in shared memory whose frame is to the letter that of an honest worker; False of any other,
+        which the reader judges.
+        """
+        ticket = ticket_of(frame)
+        question = None if ticket is None or ticket > self._outbox.sent else self._open.get(ticket)
+        lending = self._lending
+        if ticket is None or question is None or question.usual is None or lending is None:
+            return False
+        seconds, collect, future = seconds_of(frame, *question.usual), question.collect, question.future
+        if seconds is None or collect is None or future.cancelled():
+            return False
+        tensors = collect()
+        try:
+            with self._lock:
+                if self._open.pop(ticket, None) is None:
+                    return True  # the link was closed meanwhile
+                release = lending.taken(ticket, self._oldest(), tensors) or _nothing
+            if future.set_running_or_notify_cancel():
+                layer, call = question.layer, question.call
+                future.set_result(Answer(layer=layer, call=call, tensors=tensors, seconds=seconds, release=release))
+        except BaseException:  # Ctrl-C, of whoever waits: nobody else knows of this one any more
+            with suppress(InvalidStateError):
+                future.set_exception(LinkClosed(_INTERRUPTED))
+            raise
+        return True
 
     def _ask_why(self, failure: LinkError) -> None:
         if not self._over.wait(_LAST_WORDS):
@@ -561,6 +590,10 @@ _ALIVE: set[_Stream] = set()
 def _close_all() -> None:
     for stream in list(_ALIVE):
         stream.close()
+
+
+def _nothing() -> None:
+    """How a copy is released."""
 
 
 def _again(failure: LinkError) -> LinkError:

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -28,15 +28,15 @@ from darknight.types import Answer, Expected, Forget, ForwardTask, Pass, Task, W
 from darknight.wire.shared_memory import Block, Memory
 from darknight.wire.usual import places
 
-_ROOMS: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # of all links, by address
+_MARK = "darknight_room"  # on the very tensor
 
 
 def is_room(tensor: Tensor) -> bool:
     """Whether it is some worker's to read and write: then it is never read here."""
-    return _ROOMS.get(tensor.data_ptr()) is tensor
+    return hasattr(tensor, _MARK)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Loan:
     """The blocks of one task. call: under which the worker keeps the share; None if it does not.
 
@@ -101,8 +101,8 @@ class Lending:
         block, tensor = self._memory.show(shape, dtype, keep=True)  # who masks writes, also if the link ends meanwhile
         try:
             address, left = tensor.data_ptr(), self._left
+            setattr(tensor, _MARK, True)
             with self._lock:
-                _ROOMS[address] = tensor
                 self._rooms[address] = block, weakref.ref(tensor, lambda _: left.append(address))
         except BaseException:
             self._memory.free(block)
@@ -204,29 +204,29 @@ class Lending:
         """The worker has answered, whatever it said. answer: if somebody gets one; with a way to release it, if it is
         lent.
         """
+        release = self.taken(ticket, oldest, {} if answer is None else answer.tensors)
+        return answer if answer is None or release is None else replace(answer, release=release)
+
+    def taken(self, ticket: int, oldest: int, tensors: Mapping[Pass, Tensor]) -> Callable[[], None] | None:
+        """The same. tensors: of the answer, if somebody gets one. Returns how they are released, if they are lent."""
+        places: list[tuple[int, Pass]] = []
         with self._lock:
             loan = self._tasks.pop(ticket, None)
             if loan is None:
-                return answer
-            given: Mapping[Pass, Tensor] = {} if answer is None or loan.lent is None else answer.tensors
+                return None
             for kind, block in loan.answers.items():
-                tensor = given.get(kind)
+                tensor = tensors.get(kind) if loan.lent is not None else None
                 if tensor is None:
                     self._memory.free(block)
                 else:
-                    self._memory.keep(block, tensor)
-                    self._read[ticket, kind] = block, weakref.ref(tensor, self._noting((ticket, kind)))
+                    place = ticket, kind
+                    reader = weakref.ref(tensor, self._noting(place))
+                    self._memory.keep(block, reader)
+                    self._read[place] = block, reader
+                    places.append(place)
             self._put_back(ticket, loan)
             self._settle(oldest)
-        if answer is None or not given:
-            return answer
-        return Answer(
-            layer=answer.layer,
-            call=answer.call,
-            tensors=given,
-            seconds=answer.seconds,
-            release=partial(self._release, [(ticket, kind) for kind in given]),
-        )
+        return partial(self._release, places) if places else None
 
     def _put_back(self, ticket: int, loan: Loan) -> None:
         """The share of a task that was answered."""

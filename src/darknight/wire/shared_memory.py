@@ -144,7 +144,7 @@ class Memory:
         try:
             tensor = segment.view(block.offset, dtype, shape)
             if keep:
-                self.keep(block, tensor)
+                self.keep(block, weakref.ref(tensor))
         except BaseException:
             self.free(block)
             raise
@@ -175,15 +175,14 @@ class Memory:
             raise ValueError(f"a tensor of shape {shape} and {dtype} is larger than its block of {block.nbytes} bytes.")
         return segment.view(block.offset, dtype, shape)
 
-    def keep(self, block: Block, tensor: Tensor) -> None:
-        """Somebody reads the block in place, as `tensor`. It stays until it is freed; if the memory is closed before,
+    def keep(self, block: Block, reader: weakref.ref[Tensor]) -> None:
+        """Somebody reads the block in place, as this tensor. It stays until it is freed; if the memory is closed before,
         until the tensor is gone.
         """
-        reference = weakref.ref(tensor)
         with self._lock:
             if self._closed:
                 raise _closed()
-            self._shown[block] = reference
+            self._shown[block] = reader
 
     def let_go(self, block: Block) -> None:
         """Nobody here reads the block or writes to it any more; whose it is stays as it is."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from darknight.types import Answer
 from darknight.wire.bell import Bell
@@ -30,26 +31,60 @@ FirstDone = Callable[[Collection[Future[Answer]], float, int], list[Future[Answe
 
 
 class Awaited(Future[Answer]):
-    """An answer that comes over a door of this switchboard. at: when it came, on the monotonic clock; 0 if unknown."""
+    """An answer that comes over a door of this switchboard. at: when it came, on the monotonic clock; 0 if unknown.
 
-    def __init__(self, board: Switchboard) -> None:
-        super().__init__()
+    Whoever waits at the switchboard needs no condition to wait for: it is made for who waits in another way, or wants
+    to be called. Until then a change of state is one look and one word, under a lock of all.
+    """
+
+    def __init__(self, board: Switchboard) -> None:  # without that of Future, which makes the condition
         self.board = board
         self.at = 0.0
+        self._state = "PENDING"
+        self._result: Answer | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[object] = []
+        self._done_callbacks: list[object] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_condition":
+            raise AttributeError(name)
+        made = threading.Condition()  # not under the lock: a collection could end somebody's wait here
+        with _CHANGING:
+            return self.__dict__.setdefault(name, made)
 
     def done(self) -> bool:
-        return self._state in _DONE  # without the lock: a state is looked at, and it does not go back
+        return self._state in _DONE  # without a lock: a state is looked at, and it does not go back
 
     def cancelled(self) -> bool:
         return self._state in _CANCELLED
 
+    def result(self, timeout: float | None = None) -> Answer:
+        if self._state == "FINISHED" and self._result is not None:
+            return self._result
+        return super().result(timeout)
+
+    def set_running_or_notify_cancel(self) -> bool:
+        with _CHANGING:
+            if self._state == "PENDING" and "_condition" not in self.__dict__:
+                self._state = "RUNNING"
+                return True
+        return super().set_running_or_notify_cancel()
+
     def set_result(self, result: Answer) -> None:
         self.at = self.board.heard_at
+        with _CHANGING:
+            if self._state == "RUNNING" and "_condition" not in self.__dict__:
+                self._result, self._state = result, "FINISHED"  # in this order
+                return
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         self.at = self.board.heard_at
         super().set_exception(exception)
+
+
+_CHANGING = threading.Lock()  # of states of answers without a condition
 
 
 class Switchboard:
