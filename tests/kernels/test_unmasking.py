@@ -46,7 +46,7 @@ def expected(form: Form, sources: list[Tensor], examples: int, exponent: int, ho
 def try_one(function: Function, generator: random.Random, positions: int) -> None:
     prime = generator.choice([2**28 - 57, 2**25 - 39])
     primes = generator.choice([each for each in MODULI if each[0] == prime])
-    inputs, noises = generator.choice([(1, 1), (1, 5), (3, 1), (4, 1), (4, 2), (8, 1)])
+    inputs, noises = generator.choice([(1, 1), (1, 5), (2, 1), (3, 1), (4, 1), (4, 2), (5, 1), (6, 1), (7, 1), (8, 1)])
     lines = generator.choice([1, 1, 1, 3])
     channels = generator.choice([1, 2, 3, 4, 5, 17, 64, 131]) if positions < 300 else generator.choice([1, 3, 9])
     examples = generator.randint(1, 3 * inputs)

@@ -150,6 +150,16 @@ INLINE recipe recipe_of(const combination *what, int64_t r) {
     return how;
 }
 
+/* Whether each row is a source of its own, and one that is the same for all is subtracted from it, as from inputs in a
+ * systematic code, or added to it, as to gradients. */
+INLINE int systematic(const combination *what, const recipe *how) {
+    int alike = what->sources == what->rows + 1;
+    for (int64_t k = 0; k < what->rows; k++)
+        alike = alike && how[k].kind == OF_TWO && how[k].last == how->last && how[k].c[how->last] == how->c[how->last] &&
+                (k == 0 || how[k].first > how[k - 1].first);
+    return alike;
+}
+
 INLINE void short_row(int32_t *restrict out, const recipe *how, const int32_t *const *x, int64_t from, int64_t n,
                       const field *f) {
     int32_t sum[TILE];

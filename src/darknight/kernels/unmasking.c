@@ -120,17 +120,20 @@ INLINE finish end_of(const unmasking *s, int64_t channel) {
  * Numbers that stand side by side in 32 bits are weighed as those at even places and those at odd ones, so the sums of 16
  * positions are those of eight even ones and then of eight odd ones. */
 #define LOWER 30 /* bits of a sum over channels that are weighed apart from those above */
+#define PAIR 2   /* channels whose products are summed before a sum is touched */
 #define LONGER 8 /* bits: so many more channels than `longest` can be summed */
 
-/* Some channels of a tile: answers, floats, y less half the prime, and weights. */
+/* A pair of channels of a tile: answers that are results, the one that is the same for all, floats, and weights. */
 typedef struct {
-    const int32_t *x[TOGETHER], *y[TOGETHER];
-    float *to[TOGETHER];
-    finish end[TOGETHER];
-    __m512i u[TOGETHER], w[TOGETHER];
-    __m512i prime, half, most; /* most: of all answers up to now */
+    const int32_t *x[RESULTS][PAIR], *y[PAIR];
+    float *to[RESULTS][PAIR];
+    finish end[PAIR];
+    __m512i u[PAIR], w[PAIR];
+    unmasker code;
+    __m512i most[RESULTS], greatest; /* of each x, and of y, up to now */
     __m512 scale;
     int64_t next; /* where the next answers are */
+    int past;
 } channels;
 
 WIDE INLINE __m512i plus_product(__m512i sum, __m512i x, __m512i y) { return _mm512_add_epi64(sum, _mm512_mul_epi32(x, y)); }
@@ -160,108 +163,114 @@ WIDE INLINE void weigh_line(sums_of_line *sums, __m512i value, __m512i u, __m512
     sums->also = plus_product(sums->also, value, w), sums->last = plus_product(sums->last, other, w);
 }
 
-/* past: past the cache, and the line is whole. */
+/* past: past the cache, if the line is whole. */
 WIDE INLINE void put_floats(float *to, __m512 floats, __mmask16 some, int past) {
-    if (past)
+    if (past && some == 0xFFFF)
         put_line(to, _mm512_castps_si512(floats), 1);
     else
         _mm512_mask_storeu_ps(to, some, floats);
 }
 
-/* A line, or the first few of its numbers, of `count` channels: x - y as floats, and sums (+)= the integers, weighed. past:
- * past the cache, and lines are whole. All but `some` and i are known when this is compiled. */
-WIDE INLINE void wide_line(channels *b, int64_t *first, int64_t *second, int64_t i, __mmask16 some, int count, int fresh,
-                           int ended, int past) {
-    const __m512i zero = _mm512_setzero_si512();
-    sums_of_line sums = {zero, zero, zero, zero};
-    if (!fresh) sums = sums_at(first, second, i);
-#pragma GCC unroll 4
+/* A line, or the first few of its numbers, of `count` channels: results as floats, and sums += the integers, weighed. What
+ * is read at one place is written before the next is read, so that memory is read and written at the same time. results:
+ * known when this is compiled, or any, which takes longer. */
+WIDE INLINE void wide_line(channels *b, int64_t (*sums)[2][POSITIONS], int64_t i, __mmask16 some, int64_t results, int count,
+                           int ended) {
+    __m512i y[PAIR];
     for (int c = 0; c < count; c++) {
-        const __m512i answer = answered(b->x[c] + i, some, b->next);
-        const __m512i less = _mm512_sub_epi32(answer, _mm512_maskz_loadu_epi32(some, b->y[c] + i));
-        const __m512i value = _mm512_sub_epi32(wide_below(less, b->prime), b->half);
-        __m512 result = _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale);
-        b->most = _mm512_max_epu32(b->most, answer);
-        if (ended) result = finished(result, b->end + c, ended == NORMAL);
-        put_floats(b->to[c] + i, result, some, past);
-        weigh_line(&sums, value, b->u[c], b->w[c]);
+        const __m512i answer = answered(b->y[c] + i, some, b->next);
+        b->greatest = _mm512_max_epu32(b->greatest, answer);
+        y[c] = added_of(answer, &b->code);
     }
-    put_sums(&sums, first, second, i);
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < results; k++) {
+        sums_of_line here = sums_at(sums[k][0], sums[k][1], i);
+#pragma GCC unroll 2
+        for (int c = 0; c < count; c++) {
+            const __m512i answer = answered(b->x[k][c] + i, some, b->next);
+            const __m512i value = unmasked(answer, y[c], &b->code);
+            __m512 result = _mm512_mul_ps(_mm512_cvtepi32_ps(value), b->scale);
+            b->most[k] = _mm512_max_epu32(b->most[k], answer);
+            if (ended) result = finished(result, b->end + c, ended == NORMAL);
+            put_floats(b->to[k][c] + i, result, some, b->past);
+            weigh_line(&here, value, b->u[c], b->w[c]);
+        }
+        put_sums(&here, sums[k][0], sums[k][1], i);
+    }
 }
 
-WIDE INLINE void wide_lines(channels *b, int64_t *first, int64_t *second, int64_t n, int count, int fresh, int ended,
-                            int past) {
-    int64_t i = 0;
-    for (; i + LINE <= n; i += LINE) wide_line(b, first, second, i, 0xFFFF, count, fresh, ended, past);
-    if (i < n) wide_line(b, first, second, i, first_of(n - i), count, fresh, ended, 0);
-}
+/* Where a tile of a result goes: floats to runs that are so far apart. */
+typedef struct {
+    float *to[RESULTS];
+    int64_t apart;
+    int past;
+} room;
 
-/* `count` channels of a tile from c on. Returns the largest of `most` and of x. */
-WIDE INLINE __m512i wide_channels(float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y,
-                                  const field *f, const tile_of *t, int64_t c, int count, int ended, int past,
-                                  int64_t *first, int64_t *second, __m512i most) {
-    channels b = {.prime = _mm512_set1_epi32(f->prime), .half = _mm512_set1_epi32(f->half), .most = most,
-                  .scale = _mm512_set1_ps(s->scale), .next = t->some * s->positions};
+/* `count` channels of a tile from c on: floats, and sums += the integers, weighed. */
+WIDE INLINE void wide_channels(const unmasking *s, const recipe *how, const field *f, const tile_of *t, int64_t c,
+                               const room *to, int64_t results, int count, int ended, bench *d) {
+    const int64_t line = s->channels * s->positions, there = how->last;
+    const int64_t place = t->line * line + (t->channel + c) * s->positions + t->start;
+    channels b = {.code = unmasker_of(how, f), .greatest = _mm512_setzero_si512(), .scale = _mm512_set1_ps(s->scale),
+                  .next = count * s->positions, .past = to->past};
     const double *u = s->u + t->channel + c;
-    const int fresh = t->channel + c == 0;
     for (int j = 0; j < count; j++) {
-        b.x[j] = x + (c + j) * s->positions;
-        b.y[j] = y + (c + j) * t->width;
-        b.to[j] = to + (c + j) * apart;
+        b.y[j] = s->sources[there] + t->group * s->source_strides[there] + place + j * s->positions;
         b.u[j] = _mm512_set1_epi64((int64_t)u[j]), b.w[j] = _mm512_set1_epi64((int64_t)u[s->channels + j]);
         if (ended) b.end[j] = end_of(s, t->channel + c + j);
     }
-    if (past && fresh)
-        wide_lines(&b, first, second, t->width, count, 1, ended, 1);
-    else if (past)
-        wide_lines(&b, first, second, t->width, count, 0, ended, 1);
-    else if (fresh)
-        wide_lines(&b, first, second, t->width, count, 1, ended, 0);
-    else
-        wide_lines(&b, first, second, t->width, count, 0, ended, 0);
-    return b.most;
-}
-
-/* x - y for a tile: floats to runs that are so far apart, and sums (+)= the integers, weighed. x is read once. Whether it
- * has numbers that are no residues: then the sums mean nothing. y: less half the prime. */
-WIDE static int wide_runs(float *to, int64_t apart, const unmasking *s, const int32_t *x, const int32_t *y, const field *f,
-                          const tile_of *t, int past, int64_t *first, int64_t *second) {
-    const int ended = s->factor ? NORMAL : s->bias || s->limited ? ENDED : BARE;
-    __m512i most = _mm512_setzero_si512();
-    int64_t c = 0;
-#define CHANNELS(count, ended) wide_channels(to, apart, s, x, y, f, t, c, count, ended, past, first, second, most)
-#define OF_ALL(count) ended == BARE ? CHANNELS(count, BARE) : ended == ENDED ? CHANNELS(count, ENDED) : CHANNELS(count, NORMAL)
-    for (; c + TOGETHER <= t->some; c += TOGETHER) most = OF_ALL(TOGETHER);
-    for (; c < t->some; c++) most = OF_ALL(1);
-#undef OF_ALL
-#undef CHANNELS
-    return _mm512_reduce_max_epu32(most) >= (uint32_t)s->what.prime;
-}
-
-WIDE static inline void wide_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results,
-                                  int past, bench *b) {
-    const int64_t line = s->channels * s->positions, place = t->line * line + t->channel * s->positions + t->start;
-    const int64_t y = how->last, n = t->some * t->width;
-    float converted[TILE];
-    s->outside[y] |= fetch_runs(b->fetched[y], s->sources[y] + t->group * s->source_strides[y] + place, s, t, past, 1);
-    const int32_t half = f->half, turned = f->prime - half;
-    int32_t *restrict noise = b->fetched[y];
-    if (how->c[y] < 0)
-        for (int64_t i = 0; i < n; i++) noise[i] -= half;
-    else /* what is added is taken from the prime, and subtracted */
-        for (int64_t i = 0; i < n; i++) noise[i] = turned - noise[i];
-    for (int64_t k = 0; k < s->what.rows; k++) {
+    for (int64_t k = 0; k < results; k++) {
         const int64_t x = how[k].first;
-        const int32_t *from = s->sources[x] + t->group * s->source_strides[x] + place;
-        if (k >= results) { /* of no example: it is looked at */
-            s->outside[x] |= fetch_runs(b->fetched[x], from, s, t, past, 1);
-            continue;
+        b.most[k] = _mm512_setzero_si512();
+        for (int j = 0; j < count; j++) {
+            b.x[k][j] = s->sources[x] + t->group * s->source_strides[x] + place + j * s->positions;
+            b.to[k][j] = to->to[k] + (c + j) * to->apart;
         }
-        float *to = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
-        const int whole = !past || (s->positions % LINE == 0 && before_a_line(to, 1) == 0);
-        s->outside[x] |= wide_runs(whole ? to : converted, whole ? s->positions : t->width, s, from, b->fetched[y], f, t,
-                                   whole && past, b->longer[k][0], b->longer[k][1]);
-        if (!whole) put_runs(to, converted, s, t, past, 1);
+    }
+    for (int64_t i = 0; i < t->width; i += LINE) wide_line(&b, d->longer, i, first_of(t->width - i), results, count, ended);
+    s->outside[there] |= _mm512_reduce_max_epu32(b.greatest) >= (uint32_t)f->prime;
+    for (int64_t k = 0; k < results; k++)
+        s->outside[how[k].first] |= _mm512_reduce_max_epu32(b.most[k]) >= (uint32_t)f->prime;
+}
+
+/* A tile of a systematic code. Answers outside the field are named, and the sums mean nothing then. */
+WIDE static void wide_tile(const unmasking *s, const field *f, const recipe *how, const tile_of *t, int64_t results,
+                           int past, bench *b) {
+    const int ended = s->factor ? NORMAL : s->bias || s->limited ? ENDED : BARE;
+    const int64_t line = s->channels * s->positions, place = t->line * line + t->channel * s->positions + t->start;
+    float *to[RESULTS], converted[RESULTS][TILE];
+    for (int64_t k = 0; k < results; k++) to[k] = s->floats + (t->group * s->what.rows + k) * s->lines * line + place;
+    const int whole = !past || (s->positions % LINE == 0 && before_a_line(s->floats, 1) == 0);
+    room where = {.apart = whole ? s->positions : t->width, .past = whole && past};
+    for (int64_t k = 0; k < results; k++) where.to[k] = whole ? to[k] : converted[k];
+#define CHANNELS(count, results, ended) wide_channels(s, how, f, t, c, &where, results, count, ended, b)
+#define OF_ENDS(count, results)                                                                                       \
+    ended == BARE    ? CHANNELS(count, results, BARE)                                                                 \
+    : ended == ENDED ? CHANNELS(count, results, ENDED)                                                                \
+                     : CHANNELS(count, results, NORMAL)
+#define PAIRS(results)                                                                                                \
+    case results:                                                                                                     \
+        for (; c + PAIR <= t->some; c += PAIR) OF_ENDS(PAIR, results);                                                \
+        break
+    int64_t c = 0;
+    switch (results) {
+        PAIRS(1);
+        PAIRS(2);
+        PAIRS(3);
+        PAIRS(4);
+        PAIRS(5);
+        PAIRS(6);
+        PAIRS(7);
+        PAIRS(8);
+    }
+    for (; c < t->some; c++) OF_ENDS(1, results);
+#undef PAIRS
+#undef OF_ENDS
+#undef CHANNELS
+    for (int64_t k = 0; !whole && k < results; k++) put_runs(to[k], converted[k], s, t, past, 1);
+    for (int64_t k = results; k < s->what.rows; k++) { /* of no example: it is looked at */
+        const int64_t x = how[k].first;
+        s->outside[x] |= fetch_runs(b->fetched[x], s->sources[x] + t->group * s->source_strides[x] + place, s, t, past, 1);
     }
 }
 
@@ -279,6 +288,7 @@ WIDE INLINE void add_rows(const int64_t *sums, int64_t n, double weight, int64_t
 /* As unmask_line. */
 WIDE static void wide_unmask_line(const unmasking *s, const field *f, const recipe *how, tile_of t, int64_t results,
                                   int64_t step, int past, bench *b) {
+    memset(b->longer, 0, (size_t)results * sizeof b->longer[0]);
     for (t.channel = 0; t.channel < s->channels; t.channel += t.some) {
         const int64_t left = s->channels - t.channel;
         t.some = left < step ? left : step;
@@ -313,7 +323,6 @@ INLINE void store_longer(const int64_t *restrict low, const int64_t *restrict hi
  *
  * A pair of channels at a time, and of these as many positions side by side as there is room for sums: whole channels of
  * most layers, so that every answer is read from one end to the other. */
-#define PAIR 2
 #define STRIP (RESULTS * POSITIONS) /* positions: b.longer as (rep, STRIP) */
 #define SUMMED 15 /* answers, at most: so many residues, and half a prime, fit 32 bits */
 #define USUAL 6   /* answers, of the usual scheme */
@@ -412,16 +421,6 @@ INLINE int fits_longer(const unmasking *s) {
     const int64_t half = s->what.prime / 2, least = 1 << 22;
     return s->channels <= s->longest << LONGER && s->examples * s->lines <= s->often * half >> 21 &&
            s->longest * half > least && s->often * half > least;
-}
-
-/* Whether each result is an answer of its own, and one that is the same for all is subtracted from it, as from inputs in a
- * systematic code, or added to it, as to gradients. */
-INLINE int systematic(const unmasking *s, const recipe *how) {
-    int alike = s->what.sources == s->what.rows + 1;
-    for (int64_t k = 0; k < s->what.rows; k++)
-        alike = alike && how[k].kind == OF_TWO && how[k].last == how->last && how[k].c[how->last] == how->c[how->last] &&
-                (k == 0 || how[k].first > how[k - 1].first);
-    return alike;
 }
 
 /* Whether the one result is the sum of all answers, as it is, of one group and one line. */
@@ -525,7 +524,7 @@ INLINE void unmask(const unmasking *s, int twice, int wide) {
     recipe how[RESULTS];
     for (int64_t k = 0; k < s->what.rows; k++) how[k] = recipe_of(&s->what, k);
 #if defined(__x86_64__)
-    const int longer = wide && twice && s->positions >= 2 * LINE && fits_longer(s) && systematic(s, how);
+    const int longer = wide && twice && s->positions >= 2 * LINE && fits_longer(s) && systematic(&s->what, how);
 #endif
     const int past = many(s->examples * s->lines * s->channels * s->positions);
 #if defined(__x86_64__)

@@ -106,11 +106,11 @@ WIDE static void wide_row(int32_t *to, const recipe *how, const int32_t *const *
 WIDE INLINE __mmask16 first_of(int64_t numbers) { return (__mmask16)(numbers < LINE ? (1u << numbers) - 1 : 0xFFFF); }
 
 /* A line, or the first few of its numbers, of an answer. It is read once: nothing may be taken from there again. What
- * stands `next` further is fetched meanwhile; beyond the end that does nothing. */
+ * stands `next` further, unless that is nothing, is fetched meanwhile; beyond the end that does nothing. */
 WIDE INLINE __m512i answered(const int32_t *from, __mmask16 some, int64_t next) {
     __m512i line = _mm512_maskz_loadu_epi32(some, from);
     __asm__ volatile("" : "+v"(line));
-    __builtin_prefetch(from + next, 0, 2);
+    if (next) __builtin_prefetch(from + next, 0, 2);
     return line;
 }
 
@@ -134,6 +134,26 @@ WIDE static inline int wide_fetch(int32_t *restrict tile, const int32_t *from, i
     if (_mm512_reduce_max_epu32(most) < (uint32_t)prime) return 0;
     memset(tile, 0, (size_t)(runs * n) * sizeof *tile);
     return 1;
+}
+
+/* Of a systematic code (field.h): the answer that is the same for all results, made to what is added to the others. */
+typedef struct {
+    __m512i flip, shift, prime, half;
+} unmasker;
+
+WIDE INLINE unmasker unmasker_of(const recipe *how, const field *f) {
+    const int32_t minus = how->c[how->last] < 0, more = f->half + how->turn;
+    const unmasker u = {_mm512_set1_epi32(-minus), _mm512_set1_epi32(more + minus), _mm512_set1_epi32(f->prime),
+                        _mm512_set1_epi32(f->half)};
+    return u;
+}
+
+WIDE INLINE __m512i added_of(__m512i answer, const unmasker *u) {
+    return _mm512_add_epi32(_mm512_xor_si512(answer, u->flip), u->shift);
+}
+
+WIDE INLINE __m512i unmasked(__m512i answer, __m512i added, const unmasker *u) {
+    return _mm512_sub_epi32(wide_below(_mm512_add_epi32(answer, added), u->prime), u->half);
 }
 
 /* What becomes of the floats of a run: each is rounded as if nothing else were done. A factor of 1 and a bias or shift of
@@ -164,9 +184,9 @@ INLINE void put_tile(void *to, const void *from, int64_t n, int past, int wide) 
         const int64_t before = before_a_line(to, n), lines = (n - before) / LINE * LINE, rest = n - before - lines;
         int32_t *out = to;
         const int32_t *in = from;
-        memcpy(out, in, (size_t)before * sizeof *out);
+        if (before) memcpy(out, in, (size_t)before * sizeof *out);
         wide_copy(out + before, in + before, lines, 1);
-        memcpy(out + n - rest, in + n - rest, (size_t)rest * sizeof *out);
+        if (rest) memcpy(out + n - rest, in + n - rest, (size_t)rest * sizeof *out);
         return;
     }
 #endif
@@ -181,8 +201,10 @@ INLINE void put_row(int32_t *to, const recipe *how, const int32_t *const *x, int
 #if defined(__x86_64__)
     if (wide && how->kind != ZEROS && how->kind != LONG) {
         const int64_t before = past ? before_a_line(to, n) : 0, lines = (n - before) / LINE * LINE;
-        if (before) row(made, how, x, 0, before, f);
-        memcpy(to, made, (size_t)before * sizeof *to);
+        if (before) {
+            row(made, how, x, 0, before, f);
+            memcpy(to, made, (size_t)before * sizeof *to);
+        }
         wide_row(to + before, how, x, before, lines, f, past);
         start = before + lines;
         if (start == n) return;
