@@ -208,6 +208,45 @@ def test_what_goes_past_the_cache_is_the_same(library, start):
         assert int(each[-1]) == -7
 
 
+@pytest.mark.parametrize("length", [180_032, 180_033])  # of whole lines, or not
+@pytest.mark.parametrize("rounding", [None, Rounding(5, 6, 7)], ids=["nearest", "random"])
+def test_short_tiles_go_past_the_cache_the_same(library, length, rounding):
+    prime, inputs = PRIMES[1], 4
+    torch.manual_seed(length)
+    matrix, noise = systematic(inputs), residues((1, 2, length), prime)
+    values = torch.randn(7, length).clamp_(-4, 3.99)
+    form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
+    made, found = ([torch.full((2, length), -7, dtype=torch.int32) for _ in matrix] for _ in range(2))
+    expected = reference.encode(values, 8, rounding, matrix, noise, prime, inputs=inputs, outs=made)
+    before = torch.zeros(3, length, dtype=torch.int32)
+    for kept in (torch.full(values.shape, -7, dtype=torch.int32), None):
+        given = (library, form, values, 256.0, rounding, inputs, noise, found, kept)
+        summed = compiled_field.encode(*given, masking._weights(), 3)
+        assert all(torch.equal(*pair) for pair in zip(found, made, strict=True))
+        assert kept is None or torch.equal(kept, expected)
+        assert summed == (reference.checksum(torch.cat([before, expected])) if rounding is None else 0)
+
+
+@pytest.mark.parametrize("length", [180_032, 180_033, 77])  # of whole lines, or not; and what stays in the cache
+@pytest.mark.parametrize("inputs", [1, 3, 4, 8, 9])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_results_of_a_systematic_code_are_those_of_the_reference(library, length, inputs, sign):
+    prime = PRIMES[1]
+    torch.manual_seed(inputs)
+    matrix = [[int(i == j) for i in range(inputs)] + [sign] for j in range(inputs)]
+    form = Form(tuple(map(tuple, matrix)), ((0, prime - 1),) * (inputs + 1), prime, True)
+    answers = [residues((4, length), prime) for _ in range(inputs + 1)]
+    memory, floats = torch.full((4, inputs, length), -7, dtype=torch.int32), torch.full((4, inputs, length), -7.0)
+    outs, values = memory.transpose(0, 1), floats.transpose(0, 1)  # as a decode has them: (group, input)
+    wanted = reference.combine(matrix, answers, prime, out=torch.empty_like(outs), centred=True)
+    assert compiled_field.unmask(library, form, answers, list(outs), list(values), 0.5) == []
+    assert torch.equal(outs, wanted)
+    assert torch.equal(values, wanted * 0.5)
+    for place, value in ((inputs, prime), (0, -1)):
+        answers[place][3, length - 1 - place] = value
+    assert compiled_field.unmask(library, form, answers, list(outs), list(values), 0.5) == [0, inputs]
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_fixed_point_agrees_with_the_reference(library, length):
     torch.manual_seed(length)

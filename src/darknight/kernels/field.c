@@ -4,6 +4,10 @@
  * and what is unmasked is converted at once, so that each tensor is read and written once. Rows that are a multiple of
  * 4 KiB apart do not collide, because a loop touches three of them at most.
  *
+ * A processor reads and writes memory at the same time if what it reads next stands within some hundred instructions of
+ * what it writes. Where a tensor is larger than the cache that decides how long a pass takes, so tiles are short there
+ * (PART), and what a systematic code asks for is unmasked line by line.
+ *
  * No Python.h: plain loops, which gcc and clang turn into vector instructions, once for any processor, once for AVX2 and
  * once for AVX-512, where wide.h has some that go straight to memory. All results are integers, or one rounding of one, so
  * all give the same bits. Nothing is checked here: compiled_field.py does that.
@@ -11,11 +15,61 @@
 #include "field.h"
 #include "wide.h"
 
+#define PART 128  /* numbers of a tile that goes past the cache */
+#define RESULTS 8 /* that are unmasked in registers, at most */
+#define USUAL 4   /* results, of the usual scheme */
 #define BLOCK 128 /* numbers whose squares are summed in 32 bits */
 
 /* --- whole tensors -------------------------------------------------------------------------------------------------
  *
  * A tensor is `blocks` runs of n numbers, a stride apart: (group, feature) of one input among several, say. */
+
+#if defined(__x86_64__)
+/* Results of a systematic code as integers and as floats, of n numbers in whole lines: in registers. The lines of all
+ * answers at one place are read before the next ones, and what is made of them is written meanwhile. rows: known when this
+ * is compiled, or any. */
+WIDE INLINE void wide_results(const recipe *how, const int32_t *const *answers, int32_t *const *outs, float *const *floats,
+                              float scale, int64_t n, int64_t rows, const field *f, int past, int32_t *outside) {
+    const unmasker code = unmasker_of(how, f);
+    const __m512 by = _mm512_set1_ps(scale);
+    const int32_t *y = answers[how->last], *x[RESULTS];
+    int32_t *to[RESULTS];
+    float *converted[RESULTS];
+    __m512i most[RESULTS], greatest = _mm512_setzero_si512(); /* of each x, and of y */
+    for (int64_t r = 0; r < rows; r++)
+        x[r] = answers[how[r].first], to[r] = outs[r], converted[r] = floats[r], most[r] = greatest;
+    for (int64_t i = 0; i < n; i += LINE) {
+        const __m512i last = answered(y + i, 0xFFFF, 0), added = added_of(last, &code);
+        greatest = _mm512_max_epu32(greatest, last);
+#pragma GCC unroll 4
+        for (int64_t r = 0; r < rows; r++) {
+            const __m512i answer = answered(x[r] + i, 0xFFFF, 0), value = unmasked(answer, added, &code);
+            most[r] = _mm512_max_epu32(most[r], answer);
+            put_line(to[r] + i, value, past);
+            put_line(converted[r] + i, _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(value), by)), past);
+        }
+    }
+    outside[how->last] |= _mm512_reduce_max_epu32(greatest) >= (uint32_t)f->prime;
+    for (int64_t r = 0; r < rows; r++)
+        outside[how[r].first] |= _mm512_reduce_max_epu32(most[r]) >= (uint32_t)f->prime;
+}
+
+WIDE static void wide_unmask(const recipe *how, const int32_t *const *answers, int32_t *const *outs, float *const *floats,
+                             float scale, int64_t n, int64_t rows, const field *f, int past, int32_t *outside) {
+    if (rows == USUAL)
+        wide_results(how, answers, outs, floats, scale, n, USUAL, f, past, outside);
+    else
+        wide_results(how, answers, outs, floats, scale, n, rows, f, past, outside);
+}
+
+/* Whether that is what is asked for. Past the cache go only lines that begin where they do in memory. */
+INLINE int in_lines(const combination *what, const recipe *how, int32_t *const *outs, float *const *floats, int past) {
+    int fits = what->rows <= RESULTS && systematic(what, how);
+    for (int64_t r = 0; fits && r < what->rows; r++)
+        fits = floats[r] && (!past || ((uintptr_t)outs[r] % 64 == 0 && (uintptr_t)floats[r] % 64 == 0));
+    return fits;
+}
+#endif
 
 /* outs[row] = sum over source of matrix[row][source] * sources[source]; with floats, also as that times `scale`. With
  * outside (source), sources are fetched, and it is set for those that are not made of residues. */
@@ -26,14 +80,26 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
     recipe how[MOST_ROWS];
     for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
     const int past = many(what->rows * blocks * n);
-    const int32_t *here[MOST_INPUTS + MOST_INPUTS];
-    int32_t fetched[MOST_INPUTS + MOST_INPUTS][TILE], made[TILE];
-    float converted[TILE];
-    for (int64_t block = 0; block < blocks; block++)
-        for (int64_t start = 0; start < n; start += TILE) {
+    const int32_t *from[MOST_INPUTS + MOST_INPUTS], *here[MOST_INPUTS + MOST_INPUTS];
+    int32_t fetched[MOST_INPUTS + MOST_INPUTS][TILE], made[TILE], *to[MOST_ROWS];
+    float converted[TILE], *values[MOST_ROWS];
+    for (int64_t block = 0; block < blocks; block++) {
+        for (int64_t s = 0; s < what->sources; s++) from[s] = sources[s] + block * source_strides[s];
+        for (int64_t r = 0; r < what->rows; r++) {
+            to[r] = outs[r] + block * out_strides[r];
+            values[r] = floats ? floats[r] + block * float_strides[r] : 0;
+        }
+        int64_t start = 0;
+#if defined(__x86_64__)
+        if (wide && outside && in_lines(what, how, to, values, past)) {
+            start = n / LINE * LINE;
+            wide_unmask(how, from, to, values, scale, start, what->rows, &f, past, outside);
+        }
+#endif
+        for (; start < n; start += TILE) {
             const int64_t some = n - start < TILE ? n - start : TILE;
             for (int64_t s = 0; s < what->sources; s++) {
-                here[s] = sources[s] + block * source_strides[s] + start;
+                here[s] = from[s] + start;
                 if (past) ahead(here[s]);
                 if (!outside) continue;
                 outside[s] |= fetch(fetched[s], here[s], some, what->prime);
@@ -41,15 +107,16 @@ INLINE void combine(const combination *what, const int32_t *const *sources, cons
             }
             for (int64_t r = 0; r < what->rows; r++) {
                 if (!floats) {
-                    put_row(outs[r] + block * out_strides[r] + start, how + r, here, some, &f, past, wide);
+                    put_row(to[r] + start, how + r, here, some, &f, past, wide);
                     continue;
                 }
                 row(made, how + r, here, 0, some, &f);
-                put_tile(outs[r] + block * out_strides[r] + start, made, some, past, wide);
+                put_tile(to[r] + start, made, some, past, wide);
                 to_float(converted, made, some, scale);
-                put_tile(floats[r] + block * float_strides[r] + start, converted, some, past, wide);
+                put_tile(values[r] + start, converted, some, past, wide);
             }
         }
+    }
     settled(past);
 }
 
@@ -85,47 +152,59 @@ INLINE void rounding(uint32_t *restrict out, uint32_t first, int64_t n, uint32_t
     }
 }
 
+/* Whether tiles of an encode are short: where they go past the cache, and each begins a line of it. Elsewhere a line would
+ * be written in two parts wherever a tile ends. */
+INLINE int in_parts(const combination *what, const int32_t *q, int32_t *const *outs, int64_t groups, int64_t n) {
+    int aligned = n % 16 == 0 && (uintptr_t)q % 64 == 0;
+    for (int64_t r = 0; r < what->rows; r++) aligned = aligned && (uintptr_t)outs[r] % 64 == 0;
+    return aligned && many(what->rows * groups * n);
+}
+
 /* x (example, n), quantised and kept in q (example, n), if there is a q; then masked with noise (noise row, group, n),
  * which need not be among the rows. Without q there are at most MOST_KEPT inputs. Examples beyond the last are zeros. keys:
  * of the words of the rounding, those from keys->first on; without them, to nearest. Returns the checksum of what is
  * quantised to nearest, if there are weights for it; the examples are rows of it from `first` on. */
 INLINE uint64_t encode(const combination *what, const float *x, const rounding_keys *keys, int64_t examples, int64_t inputs,
                        float scale, int32_t *q, const int32_t *noise, int32_t *const *outs, int64_t groups, int64_t n,
-                       const uint32_t *weights, int64_t first, int wide) {
+                       const uint32_t *weights, int64_t first, int64_t part, int wide) {
     static const int32_t zeros[TILE];
     const field f = field_of(what);
     const int64_t noises = what->sources - inputs;
-    const int past = many(what->rows * groups * n);
+    const int past = many(what->rows * groups * n), fetched = past && part == TILE; /* short tiles are read as they come */
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
-    int32_t kept[MOST_KEPT][TILE];
-    uint32_t words[TILE];
+    int32_t kept[MOST_KEPT * TILE] __attribute__((aligned(64)));
+    uint32_t words[TILE], sums[MOST_INPUTS] = {0};
     uint64_t total = 0;
     recipe how[MOST_ROWS];
     for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);
     for (int64_t group = 0; group < groups; group++)
-        for (int64_t start = 0; start < n; start += TILE) {
-            const int64_t some = n - start < TILE ? n - start : TILE;
+        for (int64_t start = 0; start < n; start += part) {
+            const int64_t some = n - start < part ? n - start : part, end = start + some;
             for (int64_t k = 0; k < inputs; k++) {
                 const int64_t example = group * inputs + k, place = example * n + start;
                 if (example >= examples) {
                     here[k] = zeros;
                     continue;
                 }
-                int32_t *tile = k < MOST_KEPT ? kept[k] : q + place;
-                if (past) ahead(x + place);
+                int32_t *tile = k < MOST_KEPT ? kept + k * part : q + place;
+                if (fetched) ahead(x + place);
                 if (keys) {
                     rounding(words, keys->first + (uint32_t)place, some, keys->key, keys->other);
                     stochastic(tile, x + place, words, some, scale);
-                } else if (weights)
-                    total += counted(nearest_weighed(tile, x + place, weights, some, scale), first + example, start);
-                else
+                } else if (weights) {
+                    sums[k] += nearest_weighed(tile, x + place, weights + start % TILE, some, scale);
+                    if (end == n || end % TILE == 0) {
+                        total += counted(sums[k], first + example, start);
+                        sums[k] = 0;
+                    }
+                } else
                     nearest(tile, x + place, some, scale);
                 if (q && k < MOST_KEPT) put_tile(q + place, tile, some, past, wide);
                 here[k] = tile;
             }
             for (int64_t m = 0; m < noises; m++) {
                 here[inputs + m] = noise + (m * groups + group) * n + start;
-                if (past) ahead(here[inputs + m]);
+                if (fetched) ahead(here[inputs + m]);
             }
             for (int64_t r = 0; r < what->rows; r++)
                 if (outs[r]) put_row(outs[r] + group * n + start, how + r, here, some, &f, past, wide);
@@ -365,7 +444,9 @@ INLINE uint64_t checksum(const int32_t *q, const float *x, float scale, int64_t 
                 wide);                                                                                                \
     }                                                                                                                 \
     attribute static uint64_t encode_##name(ENCODE) {                                                                 \
-        return encode(what, x, keys, examples, inputs, scale, q, noise, outs, groups, n, weights, first, wide);       \
+        return in_parts(what, q, outs, groups, n)                                                                     \
+                   ? encode(what, x, keys, examples, inputs, scale, q, noise, outs, groups, n, weights, first, PART, wide) \
+                   : encode(what, x, keys, examples, inputs, scale, q, noise, outs, groups, n, weights, first, TILE, wide); \
     }
 #define VARIANT(name, avx2, attribute)                                                                                \
     MASKING(name, 0, attribute)                                                                                       \
