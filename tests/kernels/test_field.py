@@ -325,6 +325,27 @@ def test_words_are_cut_and_those_too_large_are_found_in_order(library, bound, co
     assert torch.equal(words, copy)
 
 
+def test_more_words_that_are_too_large_than_is_likely_are_found_too(library):
+    words = torch.full((1000,), -1, dtype=torch.int32)
+    assert torch.equal(compiled_field.below(library, words, 2**28 - 1, 2**28 - 58), torch.arange(1000))
+
+
+def test_batches_of_one_scale_share_a_form_and_forms_do_not_pile_up():
+    """A code that is drawn for each call has another one every time."""
+    built("")
+    masking._known_form.cache_clear()
+    values, noise, prime = torch.linspace(-3, 3, 10).view(2, 5), residues((1, 1, 5), PRIMES[1]), PRIMES[1]
+    for largest in (385, 400, 512):
+        given = {"inputs": 2, "largest": largest, "outs": [None] * 4, "keep": False}
+        kernels.encode(values, 7, None, systematic(2), noise, prime, **given)
+    assert masking._known_form.cache_info().currsize == 1
+    out = torch.empty(1, 5, dtype=torch.int32)
+    for factor in range(300):
+        kernels.combine([[factor]], [noise[0, 0]], prime, out=out, centred=False)
+        assert torch.equal(out[0], (noise[0, 0].long() * factor % prime).int())
+    assert masking._known_form.cache_info().currsize < 300
+
+
 def test_threads_do_not_disturb_each_other(library):
     prime, matrix = PRIMES[1], systematic(3)
     form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * 3 + ((0, prime - 1),), prime, False)

@@ -42,6 +42,11 @@ class Mixing(Secret):
         return tuple((*data, *noise) for data, noise in zip(self.data, self.noise, strict=True))
 
     @cached_property
+    def integers(self) -> tuple[tuple[int, ...], ...]:
+        """rows, over F_prime."""
+        return tuple(tuple(int(value) for value in row) for row in self.rows)
+
+    @cached_property
     def carriers(self) -> dict[int, int]:
         """The workers whose share is a noise row and nothing else, and which row that is."""
         return {
@@ -50,15 +55,15 @@ class Mixing(Secret):
             if not any(data) and sum(map(abs, noise)) == 1 and 1 in noise
         }
 
-    @property
+    @cached_property
     def workers(self) -> int:
         return len(self.data)
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         return len(self.data[0])
 
-    @property
+    @cached_property
     def colluders(self) -> int:
         return len(self.noise[0])
 
@@ -76,7 +81,7 @@ class Code(Secret):
     B: Mixing
     grad_rows: tuple[int, ...]
 
-    @property
+    @cached_property
     def masks_gradients(self) -> bool:
         return self.B.colluders > 0
 
@@ -129,10 +134,12 @@ def _solved(mixing: Mixing, prime: int | None, rows: tuple[int, ...], wanted: in
 
 def same_shape(answers: Sequence[Tensor]) -> Tensor:
     """The first answer, if all have its shape; a smaller one would be broadcast and decode to something."""
-    if any(answer.shape != answers[0].shape for answer in answers):
-        raise EncodingError(
-            f"answers of shapes {sorted({tuple(answer.shape) for answer in answers})}; needs one shape."
-        )
+    first = answers[0].shape
+    for answer in answers:
+        if answer.shape != first:
+            raise EncodingError(
+                f"answers of shapes {sorted({tuple(each.shape) for each in answers})}; needs one shape."
+            )
     return answers[0]
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from darknight.coding.algebra import IntMatrix
 from darknight.coding.batches import group_count, joined, without_padding
 from darknight.coding.code import Code, Mixing, decoder, same_shape
 from darknight.coding.finish import Finish
@@ -50,7 +52,8 @@ def encode_shares(mixing: Mixing, groups: Tensor, prime: int, stream: Stream) ->
     noise, seeds = _noise(mixing, (groups.shape[0], *groups.shape[2:]), prime, stream)
     others = [worker for worker in range(mixing.workers) if worker not in seeds]
     made = dict(zip(others, _combined(mixing, others, groups, noise, prime), strict=True))
-    return MaskedShares((_share(mixing, worker, made.get(worker), noise) for worker in range(mixing.workers)), seeds)
+    shares = [_share(mixing, worker, noise) if worker in seeds else made[worker] for worker in range(mixing.workers)]
+    return MaskedShares(shares, seeds)
 
 
 def encode_values(
@@ -74,12 +77,17 @@ def encode_values(
     """
     shape = (group_count(values.shape[0], mixing.inputs), *values.shape[1:])
     noise, seeds = _noise(mixing, shape, prime, stream)
-    places = [None if worker in seeds else _place(rooms.get(worker), shape) for worker in range(mixing.workers)]
+    places: list[Tensor | None] = [rooms.get(worker) for worker in range(mixing.workers)]
+    for worker, room in enumerate(places):
+        if worker in seeds:
+            places[worker] = None
+        elif room is None:
+            places[worker] = torch.empty(shape, dtype=torch.int32)
     encoded = encode_and_mask(
         values,
         exponent,
         rounding,
-        _integers(mixing.rows),
+        mixing.integers,
         noise,
         prime,
         inputs=mixing.inputs,
@@ -88,20 +96,16 @@ def encode_values(
         keep=keep,
         row=row,
     )
-    shares = (_share(mixing, worker, place, noise) for worker, place in enumerate(places))
+    shares = [_share(mixing, worker, noise) if place is None else place for worker, place in enumerate(places)]
     return MaskedShares(shares, seeds), encoded
-
-
-def _place(room: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=torch.int32) if room is None else room
 
 
 def _noise(mixing: Mixing, shape: tuple[int, ...], prime: int, stream: Stream) -> tuple[Tensor, dict[int, Seed]]:
     """(noise row, group, *feature), each row from a key of its own; and that key, by the worker whose share it is."""
     branches = stream.branches(mixing.colluders)
     noise = torch.empty(mixing.colluders, *shape, dtype=torch.int32)
-    for row, branch in zip(noise, branches, strict=True):
-        uniform_below(branch, shape, prime, out=row)
+    for row, branch in enumerate(branches):
+        uniform_below(branch, shape, prime, out=noise[row])
     return noise, {worker: _seed(branches[row], prime) for worker, row in mixing.carriers.items()}
 
 
@@ -109,21 +113,21 @@ def _seed(branch: Branch, prime: int) -> Seed:
     return Seed(key=branch.key, prime=prime)
 
 
-def _share(mixing: Mixing, worker: int, made: Tensor | None, noise: Tensor) -> Tensor:
-    """What was made, or the noise row that the worker's share is."""
-    return noise[mixing.carriers[worker]] if made is None else made
+def _share(mixing: Mixing, worker: int, noise: Tensor) -> Tensor:
+    """The noise row that the worker's share is."""
+    return noise[mixing.carriers[worker]]
 
 
 def _combined(mixing: Mixing, rows: Sequence[int], groups: Tensor, noise: Tensor, prime: int) -> Tensor:
     shares = torch.empty(len(rows), groups.shape[0], *groups.shape[2:], dtype=torch.int32)
-    matrix = _integers([mixing.rows[row] for row in rows])
+    matrix = [mixing.integers[row] for row in rows]
     return combine(matrix, [*groups.unbind(1), *noise], prime, out=shares, centred=False)
 
 
 def decode(mixing: Mixing, replies: Mapping[int, Tensor], prime: int) -> Tensor:
     """y = L ybar (Eq. 3): answers (group, *feature) by worker -> centred integers (group, input, *feature), int32."""
     _, matrix, answers, results = _decoding(mixing, replies, prime)
-    ranges = [(0, prime - 1)] * len(answers)
+    ranges = ((0, prime - 1),) * len(answers)
     combine(matrix, answers, prime, out=results.transpose(0, 1), centred=True, ranges=ranges)
     return results
 
@@ -169,7 +173,7 @@ def decode_weighed(
     shape = (examples, *same_shape(answers).shape[1:])
     floats = torch.empty(shape, dtype=torch.float32) if into is None else into
     found = unmask_weighed(
-        _integers(matrix),
+        cast(IntMatrix, matrix),
         answers,
         prime,
         exponent,
@@ -206,7 +210,7 @@ def decode_gradient_values(code: Code, replies: Mapping[int, Tensor], exponent: 
     equations = [replies[row] for row in code.grad_rows]
     total = torch.empty(same_shape(equations).shape, dtype=torch.int32)
     floats = torch.empty_like(total, dtype=torch.float32)
-    ones = [[1] * len(equations)]
+    ones = ((1,) * len(equations),)
     outside = unmask(ones, equations, code.prime, exponent, out=total.unsqueeze(0), floats=floats.unsqueeze(0))
     if outside:
         raise NotResidues([code.grad_rows[place] for place in outside])
@@ -220,7 +224,7 @@ def decode_gradient_weighed(
     assert code.prime is not None
     equations = [replies[row] for row in code.grad_rows]
     floats = torch.empty(same_shape(equations).shape, dtype=torch.float32)
-    whole, ones = [each.unsqueeze(0) for each in equations], [[1] * len(equations)]
+    whole, ones = [each.unsqueeze(0) for each in equations], ((1,) * len(equations),)
     found = unmask_weighed(ones, whole, code.prime, exponent, floats=floats.unsqueeze(0), weighing=weighing)
     if found is None:
         return None
@@ -231,21 +235,17 @@ def decode_gradient_weighed(
 
 def _decoding(
     mixing: Mixing, replies: Mapping[int, Tensor], prime: int, into: Tensor | None = None
-) -> tuple[tuple[int, ...], list[list[int]], list[Tensor], Tensor]:
+) -> tuple[tuple[int, ...], IntMatrix, list[Tensor], Tensor]:
     """Rows and L, the answers that it is for, and memory for (group, input, *feature): `into`, if that is given."""
     rows, matrix = decoder(mixing, prime, replies)
     answers = [replies[row] for row in rows]
     some = same_shape(answers)
     shape = (some.shape[0], mixing.inputs, *some.shape[1:])
     results = torch.empty(shape, dtype=torch.int32) if into is None else into.view(shape)
-    return rows, _integers(matrix), answers, results
+    return rows, cast(IntMatrix, matrix), answers, results
 
 
 def syndromes(checks: Sequence[Sequence[int]], answers: Sequence[Tensor], prime: int) -> Tensor:
     """sum_j h_j ybar_j mod prime for each parity check h, in [0, prime): zero exactly if the answers are a codeword."""
     out = torch.empty(len(checks), *same_shape(answers).shape, dtype=torch.int32)
     return combine(checks, answers, prime, out=out, centred=False)
-
-
-def _integers(matrix: Sequence[Sequence[object]]) -> list[list[int]]:
-    return [[int(value) for value in row] for row in matrix]  # type: ignore[call-overload]

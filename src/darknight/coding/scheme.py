@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -77,12 +78,12 @@ class Scheme:
         """The same privacy for forward passes alone, with fewer workers."""
         return replace(self, training=False)
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """P: K + 2M + E with masked gradients, K + M + E without or for inference."""
         return self.base_workers + self.spares
 
-    @property
+    @cached_property
     def base_workers(self) -> int:
         """The workers without the spares: those that make a weight gradient."""
         return self.inputs + (2 if self.sends_masked_gradients else 1) * self.colluders
@@ -97,7 +98,7 @@ class Scheme:
         noise = [f"carrier of {which}" + (f" {m}" if M > 1 else "") for which in carriers for m in range(M)]
         return (*(f"data {j}" for j in range(K)), *noise, *(f"spare {e}" for e in range(E)))
 
-    @property
+    @cached_property
     def sends_masked_gradients(self) -> bool:
         return self.training and self.mask_gradients
 

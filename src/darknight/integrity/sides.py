@@ -66,7 +66,7 @@ def _grid(op: BilinearOp) -> kernels.Grid | None:
 
 
 def _weights(vectors: Vectors, moduli: Moduli) -> Weights:
-    along = max((each.bits for each in vectors.positions), default=1)
+    along = max([each.bits for each in vectors.positions], default=1)
     return Weights(
         u=vectors.u.entries,
         v=vectors.v.entries,

@@ -50,7 +50,7 @@ def soundness(further: int) -> float:
     return -log2(len(Pass) * PLAN.error + further * FURTHER.error)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Vectors:
     """u (rep, channel), v (rep, row or input channel), and (rep, size) for each axis of the positions or taps."""
 
@@ -64,7 +64,9 @@ class Vectors:
         u_bits, v_bits, position_bits = plan.widths
         widths = (u_bits, v_bits, *(position_bits,) * len(sizes))
         u, v, *positions = _entries(stream, plan.count, (first, second, *sizes), widths)
-        return cls(u, v, tuple(each if each.entries.shape[1] > 1 else _one_for(each) for each in positions))
+        if sizes and min(sizes) < 2:
+            positions = [each if size > 1 else _one_for(each) for each, size in zip(positions, sizes, strict=True)]
+        return cls(u, v, tuple(positions))
 
     @property
     def entries_of_positions(self) -> list[Tensor]:
@@ -77,11 +79,11 @@ class Vectors:
 
 def _one_for(single: Vector) -> Vector:
     """A single position needs no weight: nothing is summed."""
-    return Vector(_ones(len(single)), single.bits)
+    return Vector(ones(len(single)), single.bits)
 
 
 @cache
-def _ones(count: int) -> Tensor:
+def ones(count: int) -> Tensor:
     with torch.inference_mode(False):
         return torch.ones(count, 1, dtype=torch.float64)
 

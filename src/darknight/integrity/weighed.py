@@ -9,13 +9,13 @@ Assumes: vectors are drawn when the answers are there, and kept secret, as integ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
-import torch
 from torch import Tensor
 
 from darknight.coding import WITNESS
-from darknight.integrity.vectors import Vectors
+from darknight.integrity.vectors import Vectors, ones
 from darknight.integrity.weighing import Moduli, over_both, over_weights
 from darknight.kernels import Weighing
 from darknight.ops import BilinearOp
@@ -23,7 +23,7 @@ from darknight.ops.op import Shape
 from darknight.randomness import Stream
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Weighed:
     """A result of which sums are left: of y and gx over channels and rows, (modulus, rep, *position); of gw over output
     channels, (modulus, rep, input channel, *tap).
@@ -36,7 +36,10 @@ class Weighed:
 
 def moduli_for(prime: int, wraps: bool) -> Moduli:
     """wraps: the result may be any residue, and is looked at modulo the prime alone."""
-    return Moduli((prime,) if wraps else (prime, WITNESS[prime]))
+    return _moduli((prime,) if wraps else (prime, WITNESS[prime]))
+
+
+_moduli = cache(Moduli)
 
 
 # --- y and gx ---------------------------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ def weighing_for_gradient(op: BilinearOp, shape: Shape, prime: int, stream: Stre
     if op.groups > 1 or op.output_axis != 0:
         return None
     vectors = Vectors.drawn(stream, *op.channels(shape), shape[2:], False)
-    return vectors, _with(vectors, torch.ones(len(vectors.u), 1, dtype=torch.float64), prod(shape[1:]), prime)
+    return vectors, _with(vectors, ones(len(vectors.u)), prod(shape[1:]), prime)
 
 
 def gradient_weighed_as(shape: Shape, vectors: Vectors, sums: Tensor) -> Weighed:

@@ -24,9 +24,12 @@ _WIDEST = 24  # bits of an entry: two of them can be weighed with half a prime a
 _DIGIT = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moduli:
-    """One or two primes below 2^28, and how many numbers of half their size can be weighed and summed exactly."""
+    """One or two primes below 2^28, and how many numbers of half their size can be weighed and summed exactly.
+
+    Each is equal to itself alone: they are looked up in every check, and `moduli_for` gives the same ones.
+    """
 
     primes: tuple[int, ...]
 
@@ -37,7 +40,7 @@ class Moduli:
         return int((EXACT / _SLACK - half) // (half * 2.0 ** (bits - 1)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Vector:
     """(rep, length) random entries of `bits` bits around zero, in float64."""
 
@@ -48,7 +51,7 @@ class Vector:
         return self.entries.shape[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Rounded:
     """The integers round(values * 2^exponent), ties to even, of float32: rounded where they are read."""
 

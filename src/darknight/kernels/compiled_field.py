@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import isfinite
 
 import numpy as np
@@ -23,7 +23,7 @@ from darknight.kernels.reference import Rounding
 MOST_SOURCES = 128
 _MOST_ROWS = 128
 _MOST_KEPT = 8  # inputs of a group that need not be written down
-_MOST_PLACES = 4096  # of words that are drawn again; there are hardly ever more than a few
+_FEW_PLACES, _MOST_PLACES = 64, 4096  # of words that are drawn again, beside twice as many as are likely; and in all
 _POINTER, _NUMBER, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 _INFINITE = 0x7F800000  # the bits of a float32 that is infinite; those of NaN are above
 _TILE = 1024  # numbers at a time, in field.c: where threads divide a run
@@ -108,11 +108,14 @@ class Form:
     centred: bool
 
     def structure(self) -> Combination | None:
-        return _structure(self)
+        return self._structure
+
+    @cached_property
+    def _structure(self) -> Combination | None:
+        return _structure_of(self)
 
 
-@cache
-def _structure(form: Form) -> Combination | None:
+def _structure_of(form: Form) -> Combination | None:
     prime, sources = form.prime, len(form.ranges)
     bits = prime.bit_length()
     less = (1 << bits) - prime
@@ -224,23 +227,25 @@ def encode(
     Returns the checksum of what is rounded to nearest, as rows of it from `row` on, if there are `weights` for it: its,
     as uint32.
     """
-    structure, examples = form.structure(), len(values)
+    structure, examples = form.structure(), values.shape[0]
     groups = -(-examples // inputs)
-    fits = plain(values, torch.float32) and values.is_contiguous() and values.numel() and isfinite(scale)
-    shape = (groups, *values.shape[1:])
-    masks = noise.shape == (len(form.ranges) - inputs, *shape) and plain(noise, torch.int32) and noise.is_contiguous()
-    places = all(
-        out is None or (out.shape == shape and plain(out, torch.int32) and out.is_contiguous()) for out in outs
-    )
-    if structure is None or len(outs) != len(form.matrix) or not (fits and masks and places) or inputs < 1:
+    shape, noises = (groups, *values.shape[1:]), len(form.ranges) - inputs
+    if not _whole(values, torch.float32) or not values.numel() or not isfinite(scale):
+        return None
+    if noise.shape != (noises, *shape) or not _whole(noise, torch.int32):
+        return None
+    for out in outs:
+        if out is not None and not (out.shape == shape and _whole(out, torch.int32)):
+            return None
+    if structure is None or len(outs) != len(form.matrix) or inputs < 1:
         return None
     if quantised is None and inputs > _MOST_KEPT:
         return None
-    features, noises = values[0].numel(), len(noise)
+    features = values.numel() // examples
 
     def some(first: int, last: int) -> int:
         start, group = 4 * first * inputs * features, 4 * first * features
-        keys = None if rounding is None else _keys(rounding.after(first * inputs * features))
+        keys = None if rounding is None else _keys(rounding, first * inputs * features)
         found: int = library.encode(
             ctypes.byref(structure),
             values.data_ptr() + start,
@@ -264,11 +269,18 @@ def encode(
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.dtype == dtype and tensor.is_cpu and tensor.layout == torch.strided
 
 
-def without_gaps_inside(tensor: Tensor) -> bool:
-    """But for those between its first axis's. (A view of one of them takes longer to make than to ask about.)"""
+def _whole(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """plain, and without gaps."""
+    return tensor.dtype == dtype and tensor.is_cpu and tensor.layout == torch.strided and tensor.is_contiguous()
+
+
+def without_gaps_inside(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """plain, but for gaps between its first axis's. (A view of one of them takes longer to make than to ask about.)"""
+    if tensor.dtype != dtype or not tensor.is_cpu or tensor.layout != torch.strided:
+        return False
     return tensor.is_contiguous() or tensor[0].is_contiguous()
 
 
@@ -285,9 +297,9 @@ def _runs(tensors: Sequence[Tensor]) -> tuple[int, int, list[int]] | None:
 def pointers(tensors: Sequence[Tensor | None], starts: Sequence[int] | None = None) -> ctypes.Array[ctypes.c_void_p]:
     """Where each begins; or where its numbers do from `starts` on, of four bytes each."""
     if starts is None:
-        return (_POINTER * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+        return (_POINTER * len(tensors))(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])
     places = zip(tensors, starts, strict=True)
-    return (_POINTER * len(tensors))(*(None if each is None else each.data_ptr() + 4 * at for each, at in places))
+    return (_POINTER * len(tensors))(*[None if each is None else each.data_ptr() + 4 * at for each, at in places])
 
 
 def numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -301,6 +313,8 @@ def dense(values: Tensor) -> bool:
 
 
 def _without_gaps(values: Tensor) -> bool:
+    if values.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
         if size > 1:
@@ -346,9 +360,9 @@ def quantise(library: Library, values: Tensor, scale: float, words: Tensor | Non
     return quantised
 
 
-def _keys(rounding: Rounding) -> ctypes.Array[ctypes.c_uint32]:
-    """As field.c's rounding_keys."""
-    return (ctypes.c_uint32 * 3)(rounding.key, rounding.other, rounding.first % _WORDS)
+def _keys(rounding: Rounding, after: int) -> ctypes.Array[ctypes.c_uint32]:
+    """As field.c's rounding_keys, of what comes after so many words."""
+    return (ctypes.c_uint32 * 3)(rounding.key, rounding.other, (rounding.first + after) % _WORDS)
 
 
 def rounding_words(library: Library, count: int, rounding: Rounding) -> Tensor:
@@ -384,9 +398,11 @@ def below(library: Library, words: Tensor, mask: int, last: int) -> Tensor | Non
         return None
 
     def some(start: int, end: int) -> list[int] | None:
-        places = (_NUMBER * _MOST_PLACES)()
-        count: int = library.below(words.data_ptr() + 4 * start, end - start, mask, last, places, _MOST_PLACES)
-        return None if count > _MOST_PLACES else [start + place for place in places[:count]]
+        likely = (end - start) * (mask - last) // (mask + 1)
+        room = min(_MOST_PLACES, _FEW_PLACES + 2 * likely)
+        places = (_NUMBER * room)()
+        count: int = library.below(words.data_ptr() + 4 * start, end - start, mask, last, places, room)
+        return None if count > room else [start + place for place in places[:count]]
 
     found: list[int] = []
     for each in threads.split(some, words.numel(), words.numel(), _TILE):
@@ -435,7 +451,8 @@ def checksum(library: Library, values: Tensor, exponent: int | None, weights: Te
     dtype = torch.int32 if exponent is None else torch.float32
     if not plain(values, dtype) or not values.is_contiguous() or not values.numel():
         return None
-    scale, rows, length = 2.0 ** (exponent or 0), len(values), values[0].numel()
+    scale, rows = 2.0 ** (exponent or 0), values.shape[0]
+    length = values.numel() // rows
     if not isfinite(scale):
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -98,8 +99,14 @@ def entries(
         max(bits),
         out.data_ptr(),
     )
-    parts = torch.split(out, [reps * length for length in lengths])
-    return [part.view(reps, length) for part, length in zip(parts, lengths, strict=True)]
+    return [out.as_strided(*place) for place in _one_behind_another(reps, lengths)]
+
+
+@lru_cache(maxsize=1024)
+def _one_behind_another(reps: int, lengths: tuple[int, ...]) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
+    """Shape, strides and begin of each (rep, length)."""
+    ends = accumulate(reps * length for length in lengths)
+    return [((reps, length), (length, 1), end - reps * length) for length, end in zip(lengths, ends, strict=True)]
 
 
 @lru_cache(maxsize=1024)
@@ -309,7 +316,10 @@ def project(
 
 
 def suit(dtype: torch.dtype, *tensors: Tensor) -> bool:
-    return all(each.dtype == dtype and each.is_cpu and each.layout == torch.strided for each in tensors)
+    for each in tensors:  # noqa: SIM110 - which would take longer
+        if each.dtype != dtype or not each.is_cpu or each.layout != torch.strided:
+            return False
+    return True
 
 
 @cache

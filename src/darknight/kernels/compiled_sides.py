@@ -56,7 +56,7 @@ def chosen() -> Library | None:
     return Library.loaded() if compiled.wanted() else None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Weights:
     """u (rep, channel) and v (rep, row; for a weight gradient, input channel), and of how many numbers half a prime
     large each of them, and those over positions or taps, can be summed before a reduction.
@@ -91,13 +91,14 @@ def of_planes(
     tall, wide = _sides_of(w.shape[2:])
     if place is None or not threads.one_is_enough(x.numel()) or width > WIDEST or tall > TALLEST:
         return None
-    if x.shape[1] != channels or not _plain(torch.int32, w) or not _fit(sums, positions, weights, summed, len(x)):
+    rows, reps = x.shape[0], weights.u.shape[0]
+    if x.shape[1] != channels or not _plain(torch.int32, w) or not _fit(sums, positions, weights, summed, rows):
         return None
-    down, across = _addresses(positions, weights.u)
+    down, across = _addresses(positions, reps)
     what = _Sides(
         *place,
         2.0 ** (exponent or 0),
-        len(x),
+        rows,
         x.stride(0),
         channels,
         height,
@@ -116,7 +117,7 @@ def of_planes(
         weights.v.data_ptr(),
         down,
         across,
-        len(weights.u),
+        reps,
         weights.longest,
         weights.often,
         weights.along,
@@ -140,19 +141,19 @@ def grad_weight(
     sums, taps = result
     place, height, width = _planes(x, exponent)
     other, ended_height, ended_width = _planes(delta, None)
-    if place is None or other is None or len(x) != len(delta):
+    rows, reps, moduli = x.shape[0], weights.u.shape[0], len(weights.primes)
+    if place is None or other is None or rows != delta.shape[0]:
         return None
     if not threads.one_is_enough(max(x.numel(), delta.numel())) or sums.shape[2] != x.shape[1]:
         return None
     if not _fit(sums, taps, weights, delta.shape[1], x.shape[1]):
         return None
-    down, across = _addresses(taps, weights.u)
-    reps, moduli = len(weights.u), len(weights.primes)
+    down, across = _addresses(taps, reps)
     several = max(1, _IN_CACHE // (moduli * reps * max(height * width, ended_height * ended_width)))
     what = _Sides(
         *place,
         2.0 ** (exponent or 0),
-        len(x),
+        rows,
         x.stride(0),
         x.shape[1],
         height,
@@ -177,7 +178,7 @@ def grad_weight(
         weights.along,
         array_of(weights.primes),
         moduli,
-        min(len(x), several),
+        min(rows, several),
     )
     return _done(function, what)
 
@@ -203,12 +204,12 @@ def _planes(x: Tensor, exponent: int | None) -> tuple[tuple[int | None, int | No
 
 def _fit(sums: Tensor, vectors: Sequence[Tensor], weights: Weights, channels: int, others: int) -> bool:
     """Whether the vectors are for these sums, and for so many channels of the result and rows or inputs beside them."""
-    u, v, reps = weights.u, weights.v, len(weights.u)
-    sizes = sums.shape[sums.dim() - len(vectors) :]
-    shapes = [(reps, channels), (reps, others), *((reps, size) for size in sizes)]
-    same = all(each.shape == shape for each, shape in zip((u, v, *vectors), shapes, strict=True))
-    right = sums.shape[:2] == (len(weights.primes), reps) and len(vectors) in (0, 2)
-    return same and right and _plain(torch.int32, sums) and _plain(torch.float64, u, v, *vectors)
+    u, v, shape, reps = weights.u, weights.v, sums.shape, weights.u.shape[0]
+    if u.shape != (reps, channels) or v.shape != (reps, others) or shape[:2] != (len(weights.primes), reps):
+        return False
+    if vectors and [each.shape for each in vectors] != [(reps, size) for size in shape[-2:]]:
+        return False
+    return _plain(torch.int32, sums) and _plain(torch.float64, u, v, *vectors)
 
 
 def _sides_of(shape: Sequence[int]) -> tuple[int, int]:
@@ -217,7 +218,10 @@ def _sides_of(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _plain(dtype: torch.dtype, *tensors: Tensor) -> bool:
-    return suit(dtype, *tensors) and all(each.is_contiguous() for each in tensors)
+    for each in tensors:
+        if each.dtype != dtype or not each.is_cpu or each.layout != torch.strided or not each.is_contiguous():
+            return False
+    return True
 
 
 @cache
@@ -225,9 +229,9 @@ def _ones(reps: int) -> ctypes.Array[ctypes.c_double]:
     return (ctypes.c_double * reps)(*[1.0] * reps)
 
 
-def _addresses(vectors: Sequence[Tensor], like: Tensor) -> tuple[int, int]:
+def _addresses(vectors: Sequence[Tensor], reps: int) -> tuple[int, int]:
     """Of the vectors over positions or taps; of ones, where there are none."""
     if vectors:
         return vectors[0].data_ptr(), vectors[1].data_ptr()
-    single = ctypes.addressof(_ones(len(like)))
+    single = ctypes.addressof(_ones(reps))
     return single, single

@@ -50,7 +50,7 @@ class _Unmasking(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Weighing:
     """How results (row, channel, position) are weighed: channels (rep, channel) and rows (rep, row), float64 integers.
 
@@ -112,8 +112,10 @@ def unmask(
     if rest:
         return None
     shape = (groups, *floats.shape[1:])
-    apart = all(plain(each, torch.int32) and each.shape == shape and without_gaps_inside(each) for each in sources)
-    if not apart or not plain(floats, torch.float32) or not floats.is_contiguous():
+    for each in sources:
+        if each.shape != shape or not without_gaps_inside(each, torch.int32):
+            return None
+    if not plain(floats, torch.float32) or not floats.is_contiguous():
         return None
     if weighing.rows.shape != (reps, examples * lines) or not form.centred or len(sources) != len(form.ranges):
         return None
@@ -157,17 +159,10 @@ def unmask(
         sums = torch.empty(len(weighing.primes), reps, weighing.positions, dtype=torch.int32)
         places = pointers(sources, [first * stride for stride in strides] if first else None)
         outside = (_INT * len(sources))()
-        mine = threads.part(
-            what,
-            last - first == groups,
-            sources=ctypes.addressof(places),
-            floats=floats.data_ptr() + 4 * before * lines * width,
-            outside=ctypes.addressof(outside),
-            examples=behind - before,
-            groups=last - first,
-            v=rows.data_ptr(),
-            out=sums.data_ptr(),
-        )
+        mine = threads.part(what, last - first == groups)
+        mine.sources, mine.outside = ctypes.addressof(places), ctypes.addressof(outside)
+        mine.floats, mine.v = floats.data_ptr() + 4 * before * lines * width, rows.data_ptr()
+        mine.examples, mine.groups, mine.out = behind - before, last - first, sums.data_ptr()
         function(ctypes.byref(mine))
         return [place for place, flag in enumerate(outside) if flag], sums
 

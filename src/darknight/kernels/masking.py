@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,7 @@ def unmask(
     floats: Tensor,
 ) -> list[int]:
     """As reference.unmask."""
-    library, residues = chosen(), [(0, prime - 1)] * len(sources)
+    library, residues = chosen(), ((0, prime - 1),) * len(sources)
     if library is not None and abs(exponent) <= _EXPONENTS:
         form = _form(matrix, len(sources), prime, True, residues)
         outside = compiled_field.unmask(library, form, sources, list(out), list(floats), 2.0**-exponent)
@@ -87,7 +87,7 @@ def unmask_weighed(
     function = compiled_unmasking.chosen()
     if function is None or abs(exponent) > _EXPONENTS:
         return None
-    form = _form(matrix, len(sources), prime, True, [(0, prime - 1)] * len(sources))
+    form = _form(matrix, len(sources), prime, True, ((0, prime - 1),) * len(sources))
     return compiled_unmasking.unmask(function, form, sources, floats, 2.0**-exponent, weighing, bias, limits, scaling)
 
 
@@ -114,13 +114,15 @@ def encode(
     """
     library = chosen()
     if library is not None:
-        ranges = [(-largest, largest)] * inputs + [(0, prime - 1)] * len(noise)
+        reach = _rounded_up(largest, prime)
+        ranges = ((-reach, reach),) * inputs + ((0, prime - 1),) * noise.shape[0]
         form = _form(matrix, len(ranges), prime, False, ranges)
         quantised = torch.empty(values.shape, dtype=torch.int32) if keep else None
         weights = None if row is None or rounding is not None else _weights()
         scale = 2.0**exponent
-        given = (form, values, scale, rounding, inputs, noise, outs, quantised, weights, row or 0)
-        checksum = compiled_field.encode(library, *given)
+        checksum = compiled_field.encode(
+            library, form, values, scale, rounding, inputs, noise, outs, quantised, weights, row or 0
+        )
         if checksum is not None:
             return Encoded(quantised, None if weights is None else checksum)
     return Encoded(reference.encode(values, exponent, rounding, matrix, noise, prime, inputs=inputs, outs=outs))
@@ -213,5 +215,13 @@ def _weights() -> Tensor:
 def _form(
     matrix: Sequence[Sequence[int]], sources: int, prime: int, centred: bool, ranges: Sequence[Range] | None
 ) -> Form:
-    known = [(-prime, prime)] * sources if ranges is None else ranges
-    return Form(tuple(tuple(row) for row in matrix), tuple(known), prime, centred)
+    known = ((-prime, prime),) * sources if ranges is None else tuple(ranges)
+    return _known_form(tuple(map(tuple, matrix)), known, prime, centred)
+
+
+_known_form = lru_cache(maxsize=256)(Form)  # not all: a code that is drawn for each call brings new ones
+
+
+def _rounded_up(largest: int, prime: int) -> int:
+    """The next power of two, so that batches of one scale have one form; what is too large for the field stays so."""
+    return largest if largest >= prime else min(prime, 1 << (largest - 1).bit_length())

@@ -22,7 +22,7 @@ def entries(words: Tensor, reps: int, lengths: tuple[int, ...], bits: tuple[int,
     """As reference_residues.entries."""
     _expect(words.dtype == torch.int32 and words.is_contiguous(), "words of 32 bits without gaps")
     _expect(words.numel() == reps * sum(lengths) and len(lengths) == len(bits), "a word for each entry")
-    _expect(all(1 <= each <= 30 for each in bits), "entries of 1 to 30 bits")
+    _expect(min(bits) >= 1 and max(bits) <= 30, "entries of 1 to 30 bits")
     function = compiled_residues.drawing() if chosen() is not None else None
     if function is None:
         return reference_residues.entries(words, reps, lengths, bits)

@@ -46,8 +46,8 @@ def uniform_below(stream: Stream, shape: Sequence[int], bound: int, *, out: Tens
     mask = (1 << (bound - 1).bit_length()) - 1
     values = stream.words(math.prod(shape), dtype, out=_flat(out, dtype))
     rejected = cut_words(values, mask, bound - 1)
-    while len(rejected):
-        redrawn = stream.words(len(rejected), dtype)
+    while rejected.numel():
+        redrawn = stream.words(rejected.numel(), dtype)
         again = cut_words(redrawn, mask, bound - 1)
         values[rejected] = redrawn
         rejected = rejected[again]

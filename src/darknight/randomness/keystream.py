@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class Stream(Secret):
             return words
         if words.numel() != count or words.dtype != dtype:
             raise RandomnessError(f"out has {words.numel()} numbers of {words.dtype}; needs {count} of {dtype}.")
-        if not words.is_contiguous() or words.device.type != "cpu":
+        if not words.is_contiguous() or not words.is_cpu:
             raise RandomnessError("the keystream is written to memory without gaps, on a processor.")
         try:
             read = self._read.pop()  # until all of it is there: no byte is read twice, whatever happens
@@ -91,12 +92,7 @@ class Stream(Secret):
                 "this stream was interrupted, or another thread reads it. Draw from a fresh one."
             ) from None
         size = words.nbytes
-
-        def some(first: int, last: int) -> None:
-            if _fill(self._key, self.number, read + first, words, first, last) != last - first:
-                raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
-
-        threads.split(some, size, size // 4, _STEP)
+        threads.split(partial(_fill, self._key, self.number, read, words), size, size // 4, _STEP)
         self._read.append(read + size)
         return words
 
@@ -119,15 +115,19 @@ class Branch(Stream):
         self.key = key
 
 
-def _fill(key: bytes, number: int, at: int, words: Tensor, first: int, last: int) -> int:
-    """The bytes of `words` from `first` to `last` become those of a stream from `at` on. Returns how many did."""
+def _fill(key: bytes, number: int, at: int, words: Tensor, first: int, last: int) -> None:
+    """The bytes of `words`, from `first` to `last`, become those of a stream from `at` on."""
     function = compiled_keystream.chosen()
     if function is not None:
-        return compiled_keystream.fill(function, key, number, at, words.data_ptr() + first, last - first)
-    block, skip = divmod(at, BLOCK)
-    cipher = Cipher(algorithms.AES(key), modes.CTR(number.to_bytes(8, "big") + block.to_bytes(8, "big"))).encryptor()
-    cipher.update(bytes(skip))
-    return cipher.update_into(_zeros(last - first), words.numpy().data.cast("B")[first:last])
+        made = compiled_keystream.fill(function, key, number, at + first, words.data_ptr() + first, last - first)
+    else:
+        block, skip = divmod(at + first, BLOCK)
+        counter = number.to_bytes(8, "big") + block.to_bytes(8, "big")
+        cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        cipher.update(bytes(skip))
+        made = cipher.update_into(_zeros(last - first), words.numpy().data.cast("B")[first:last])
+    if made != last - first:
+        raise RandomnessError("the keystream did not fill its buffer; nothing may be masked with it.")
 
 
 def _refuse_other_process(owner: int) -> None:
