@@ -315,7 +315,7 @@ def test_the_largest_weighed_sums_are_exact(library, length, rounded, sign):
     ("outer", "length"), [(1, 1), (3, 15), (4, 16), (5, 17), (9, 8192), (2, 8193), (1023, 33), (1029, 4)]
 )
 def test_rows_of_a_matrix_are_weighed_together_and_exactly(library, outer, length, primes, largest):
-    """Each sum over inputs: rows share their weights; whole vectors and their tails, tiles, and more than one way holds."""
+    """Each sum over inputs: rows share their weights; vectors and their tails, tiles, and more than one way holds."""
     generator = random.Random(outer * length)
     values = torch.empty(outer, length, 1, dtype=torch.int32)
     if largest:

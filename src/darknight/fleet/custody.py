@@ -50,10 +50,7 @@ class Custody:
             )
         holders, operator = self._maskings.setdefault(masking, {}), self._operators[worker]
         holders.setdefault(worker, set()).add(seat)
-        for other, seats in holders.items():
-            if seat in seats and self._operators[other] != operator:
-                return True
-        return False
+        return any(seat in seats and self._operators[other] != operator for other, seats in holders.items())
 
     def forget(self, masking: int) -> None:
         """The masking is over: none of its shares will be sent again."""

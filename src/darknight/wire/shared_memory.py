@@ -176,8 +176,8 @@ class Memory:
         return segment.view(block.offset, dtype, shape)
 
     def keep(self, block: Block, reader: weakref.ref[Tensor]) -> None:
-        """Somebody reads the block in place, as this tensor. It stays until it is freed; if the memory is closed before,
-        until the tensor is gone.
+        """Somebody reads the block in place, as this tensor. It stays until it is freed; if the memory is closed
+        before, until the tensor is gone.
         """
         with self._lock:
             if self._closed:

@@ -43,8 +43,8 @@ class Awaited(Future[Answer]):
         self._state = "PENDING"
         self._result: Answer | None = None
         self._exception: BaseException | None = None
-        self._waiters: list[object] = []
-        self._done_callbacks: list[object] = []
+        self._waiters = []
+        self._done_callbacks: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         if name != "_condition":
