@@ -54,6 +54,13 @@ def test_known_answer_from_the_definition():
     assert steps(rounding_words((3000,), **INDEX)).tolist() == [word(number) % 2**24 for number in range(3000)]
 
 
+@pytest.mark.parametrize("layer", OTHERS["layer"])
+def test_the_index_is_a_list_as_json_writes_it(layer):
+    index = json.dumps(["darknight/rounding/v2", -7, layer, 2**40, "gradient"]).encode()
+    made = rounding_of(seed=-7, layer=layer, call=2**40, kind="gradient")
+    assert (made.key, made.other) == struct.unpack("<2I", hashlib.sha256(index).digest()[:8])
+
+
 @pytest.mark.parametrize(("part", "other"), [(part, other) for part, others in OTHERS.items() for other in others])
 def test_another_value_of_any_part_of_the_index_gives_independent_uniforms(part, other):
     here, there = (steps(rounding_words((20_000,), **index)) for index in (INDEX, {**INDEX, part: other}))

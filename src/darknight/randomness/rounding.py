@@ -12,6 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -20,9 +21,12 @@ from darknight.kernels import Rounding, rounding_words
 
 def rounding_of(*, seed: int, layer: str, call: int, kind: str) -> Rounding:
     """What `kernels.encode` makes words of where it rounds; the element's place in the tensor is its index."""
-    index = json.dumps(["darknight/rounding/v2", seed, layer, call, kind]).encode()
-    key, other = struct.unpack("<2I", hashlib.sha256(index).digest()[:8])
+    index = f'["darknight/rounding/v2", {seed}, {_quoted(layer)}, {call}, {_quoted(kind)}]'  # as json.dumps gives it
+    key, other = struct.unpack("<2I", hashlib.sha256(index.encode()).digest()[:8])
     return Rounding(key, other)
+
+
+_quoted = lru_cache(maxsize=4096)(json.dumps)  # of names, which are the same in every call
 
 
 def words_of(rounding: Rounding, shape: Sequence[int]) -> Tensor:
