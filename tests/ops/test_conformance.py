@@ -1,5 +1,6 @@
 """One suite for every op of the registry: it is PyTorch's layer, bilinear, exact in F_p, and its projections agree."""
 
+import pickle
 from collections.abc import Sequence
 
 import numpy as np
@@ -303,6 +304,20 @@ def test_what_is_pointwise_has_no_taps_steps_or_borders():
     assert borders.output_shape((2, 3, 3), (4, 3, 1)) == (2, 4, 3)
     assert not borders.is_pointwise((4, 3, 1))
     assert not borders.trimmed(torch.zeros(2, 3, 3), (4, 3, 1))[0].is_pointwise((4, 3, 1))
+
+
+def test_a_convolution_remembers_a_few_shapes_and_stays_what_it_is():
+    op, same = Conv.make((3,), stride=2, padding=1), Conv.make((3,), stride=2, padding=1)
+    for size in [*range(1, 200), 1]:
+        for _ in range(2):
+            assert op.output_shape((2, 4, size), (6, 4, 3)) == (2, 6, (size + 1) // 2)
+    for _ in range(2):
+        with pytest.raises(OpError, match="input"):
+            op.output_shape((2, 5, 7), (6, 4, 3))
+    assert len(op._shapes) <= 64
+    assert op == same
+    assert hash(op) == hash(same)
+    assert pickle.loads(pickle.dumps(op)) == same
 
 
 GROUPED = [case for case in CASES if isinstance(case.op, Conv) and case.op.groups > 1]

@@ -134,9 +134,10 @@ class Normalised:
 
 def can_normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None) -> bool:
     """Whether `normalise` is made for these. (What to say about a single value for each channel, torch knows.)"""
+    if not suits(x) or x.numel() <= x.shape[1]:
+        return False
     vectors = [each for each in (weight, bias, *(running or ())) if each is not None]
-    several = suits(x) and x.numel() > x.shape[1]
-    return several and all(vector(each, x.shape[1]) for each in vectors)
+    return all(vector(each, x.shape[1]) for each in vectors)
 
 
 def normalise(
@@ -157,8 +158,8 @@ def normalise(
     if not can_normalise(x, weight, bias, running) or not can_add(x, added):
         return None
     (examples, channels), inner = x.shape[:2], prod(x.shape[2:])
-    y, scale, shift = torch.empty_like(x), *(torch.empty(channels) for _ in range(2))
-    mean, inverse = (torch.empty(channels, dtype=torch.float64) for _ in range(2))
+    y, scale, shift = torch.empty_like(x), torch.empty(channels), torch.empty(channels)
+    mean, inverse = torch.empty(channels, dtype=torch.float64), torch.empty(channels, dtype=torch.float64)
     means, variances = running or (None, None)
     what = _Normalisation(
         x.data_ptr(),
@@ -172,7 +173,10 @@ def normalise(
         address(variances),
         momentum,
         epsilon,
-        *(each.data_ptr() for each in (scale, shift, mean, inverse)),
+        scale.data_ptr(),
+        shift.data_ptr(),
+        mean.data_ptr(),
+        inverse.data_ptr(),
         *cutting(limits),
     )
     what.added = address(added)
@@ -242,7 +246,7 @@ def derive(
     """
     if not (suits(x) and suits(grad)) or x.shape != grad.shape or not can_add(x, y):
         return None
-    out, weight, bias = torch.empty_like(x), *(torch.empty(x.shape[1]) for _ in range(2))
+    out, weight, bias = torch.empty_like(x), torch.empty(x.shape[1]), torch.empty(x.shape[1])
     passed = grad if y is None else torch.empty_like(grad)
     what = _Derivation(
         x.data_ptr(),
@@ -251,7 +255,10 @@ def derive(
         x.shape[0],
         x.shape[1],
         prod(x.shape[2:]),
-        *(each.data_ptr() for each in (by.scale, by.shift, by.mean, by.inverse)),
+        by.scale.data_ptr(),
+        by.shift.data_ptr(),
+        by.mean.data_ptr(),
+        by.inverse.data_ptr(),
         *cutting(limits),
         weight.data_ptr(),
         bias.data_ptr(),

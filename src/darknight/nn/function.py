@@ -12,7 +12,7 @@ from darknight.kernels import compiled_layers as kernels
 from darknight.kernels.compiled_layers import Affine, Window
 from darknight.nn.behind import NOTHING, Behind, Finished, Norm, needs_grad
 from darknight.ops import BilinearOp
-from darknight.runtime import Finish, Layer, Runtime, Saved
+from darknight.runtime import Finish, Layer, Runtime
 from darknight.types import Pass
 
 
@@ -55,9 +55,8 @@ def product(
             scaling = _scaling(op, x, w, bias, following.norm)
         if in_one and kernels.chosen() is not None and (scaling is not None or following.norm is None):
             behind.norm, behind.limits, behind.window = following
-        y: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-            batch, w, bias if by_channel else None, runtime, layer, op, keep, dtype, behind, scaling
-        )
+        call = (runtime, layer, op, keep, dtype, behind, scaling)  # as one: torch looks at every argument
+        y: Tensor = _Product.apply(batch, w, bias if by_channel else None, call)  # type: ignore[no-untyped-call]
         y = y.squeeze(0) if single else y
         return y if bias is None or by_channel else y + bias, behind
 
@@ -83,15 +82,9 @@ class _Product(torch.autograd.Function):
         x: Tensor,
         w: Tensor,
         bias: Tensor | None,
-        runtime: Runtime,
-        layer: Layer,
-        op: BilinearOp,
-        keep: bool,
-        dtype: torch.dtype,
-        behind: Behind,
-        scaling: Affine | None,
+        call: tuple[Runtime, Layer, BilinearOp, bool, torch.dtype, Behind, Affine | None],
     ) -> Tensor:
-        saved: Saved | None = None
+        (runtime, layer, op, keep, dtype, behind, scaling), saved = call, None
         finish = Finish(channel=behind.channel, bias=bias, scaling=scaling, limits=behind.limits)
         if x.numel() and w.numel():
             y, saved = runtime.forward(layer, op, x, w, dtype=dtype, keep=keep, finish=finish)
@@ -139,7 +132,7 @@ class _Product(torch.autograd.Function):
                 channel = finish.channel % passed.dim()
                 sums = passed.sum([axis for axis in range(passed.dim()) if axis != channel])
             bias = sums.to(bias_dtype)
-        return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, *[None] * 7
+        return grads.get(Pass.GRAD_INPUT), grads.get(Pass.GRAD_WEIGHT), bias, None
 
 
 def _passed(

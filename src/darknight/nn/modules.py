@@ -6,10 +6,13 @@ functional calls are seen by `nn.watch`.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from torch import nn
 
 from darknight.ops import BilinearOp, Conv, ConvTranspose, Linear
 
+_conv = lru_cache(maxsize=1024)(Conv.make)  # the same op in every call, which remembers shapes
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 KNOWN: tuple[type[nn.Module], ...] = (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)
@@ -37,7 +40,7 @@ def op_of(module: nn.Module, output_padding: tuple[int, ...] | None = None) -> B
     if isinstance(module, nn.Linear):
         return Linear()
     if isinstance(module, _CONVOLUTIONS):
-        return Conv.make(
+        return _conv(
             tuple(module.kernel_size),
             stride=tuple(module.stride),
             padding=module.padding if isinstance(module.padding, str) else tuple(module.padding),

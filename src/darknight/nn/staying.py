@@ -141,7 +141,7 @@ class Staying:
         result: Tensor
         if derived or needs_grad(more):
             result = _Normalised.apply(  # type: ignore[no-untyped-call]
-                input, weight, bias, more, library, running, momentum, eps, behind, before if y() is input else None
+                input, weight, bias, more, (library, running, momentum, eps, behind, before if y() is input else None)
             )
         else:
             found = kernels.normalise(library, input, weight, bias, running, momentum, eps, limits, more)
@@ -180,13 +180,9 @@ class _Normalised(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         added: Tensor | None,
-        library: Library,
-        running: tuple[Tensor, Tensor] | None,
-        momentum: float,
-        epsilon: float,
-        behind: Behind,
-        before: Behind | None,
+        call: tuple[Library, tuple[Tensor, Tensor] | None, float, float, Behind, Behind | None],
     ) -> Tensor:
+        library, running, momentum, epsilon, behind, before = call
         found = kernels.normalise(library, x, weight, bias, running, momentum, epsilon, behind.limits, added)
         assert found is not None, "it was asked before"
         y, by = found
@@ -217,7 +213,7 @@ class _Normalised(torch.autograd.Function):
             back, *others = found
             grads = [back.grad if before is None else before.tell(back), *others]
         wanted = ctx.needs_input_grad[:4]
-        return *(each if asked else None for each, asked in zip(grads, wanted, strict=True)), *[None] * 6
+        return *(each if asked else None for each, asked in zip(grads, wanted, strict=True)), None
 
 
 def _stopped(grad: Tensor, x: Tensor, scale: Tensor, shift: Tensor, limits: Limits) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from darknight.accounting import Failed, Ledger, Unchecked, Verified
 from darknight.coding import Scheme
@@ -12,15 +12,31 @@ from darknight.runtime.layer import Layer
 from darknight.types import Pass
 
 
-@contextmanager
-def checking(ledger: Ledger, layer: Layer, kind: Pass, check: str) -> Iterator[None]:
+def checking(ledger: Ledger, layer: Layer, kind: Pass, check: str) -> AbstractContextManager[None]:
     """Writes down that the check inside passed, or that it failed; the error then names the layer."""
-    try:
-        yield
-    except IntegrityError as error:
-        ledger.record(Failed(layer=layer.label, kind=kind, check=check))
-        raise IntegrityError(f"layer {layer.label}, {error}", kind=error.kind, check=error.check) from None
-    ledger.record(Verified(layer=layer.label, kind=kind, check=check))
+    return _Checking(ledger, layer, kind, check)
+
+
+class _Checking:
+    """A context, of which every pass has one."""
+
+    __slots__ = ("_check", "_kind", "_layer", "_ledger")
+
+    def __init__(self, ledger: Ledger, layer: Layer, kind: Pass, check: str) -> None:
+        self._ledger, self._layer, self._kind, self._check = ledger, layer, kind, check
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        label = self._layer.label
+        if error is None:
+            self._ledger.record(Verified(layer=label, kind=self._kind, check=self._check))
+        elif isinstance(error, IntegrityError):
+            self._ledger.record(Failed(layer=label, kind=self._kind, check=self._check))
+            raise IntegrityError(f"layer {label}, {error}", kind=error.kind, check=error.check) from None
 
 
 def freivalds_checks(scheme: Scheme, kind: Pass) -> bool:

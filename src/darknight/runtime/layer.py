@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 from torch import Tensor
@@ -35,7 +36,7 @@ class SentWeights:
     sizes: tuple[Sizes, Sizes] | None = None  # of what an element of y meets, and of gx (Field, where scales need it)
     given: dict[int, int] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Operand:
     _parts: list[Operand] = field(default_factory=list, repr=False)
     _checksum: int | None = None
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
@@ -124,7 +125,7 @@ class Operand:
         return coding.encode(mixing, groups, prime, stream, rows=[worker])[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Product:
     """Integers times 2^-exponent. floats: the same as float32, where they were made with the integers, or instead.
 

@@ -7,9 +7,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from darknight.runtime.phases import phase
 from darknight.runtime.real import RealCalls
 from darknight.types import Pass
 
+T = TypeVar("T")
+
+_NOTHING = nullcontext()
 _STATE = 1  # the format of a runtime's state
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -209,7 +212,8 @@ class Runtime:
         finish: Finish | None = None,
     ) -> tuple[Tensor, Saved]:
         """<w, x> in `dtype`, finished, and what its backward pass needs. `keep` says whether there can be one."""
-        with self._call(layer):
+
+        def call() -> tuple[Tensor, Saved]:
             self._check_operands(op, x, w)
             if keep and not self.scheme.training:
                 raise SchemeError(
@@ -221,6 +225,8 @@ class Runtime:
             with phase("weights"):
                 weights = self._weights(layer, op, w)
             return self._calls.forward(layer, op, x, weights, dtype, keep, finish)
+
+        return self._alone(layer, call)
 
     def backward(
         self,
@@ -235,11 +241,14 @@ class Runtime:
 
         largest: max |delta|, if somebody found it already.
         """
-        with self._call(layer):
-            passes = tuple(kind for kind in (Pass.GRAD_INPUT, Pass.GRAD_WEIGHT) if kind in dtypes)
+
+        def call() -> dict[Pass, Tensor]:
+            passes = tuple([kind for kind in (Pass.GRAD_INPUT, Pass.GRAD_WEIGHT) if kind in dtypes])
             results = self._calls.backward(layer, saved, x, delta, passes, dtypes, largest)
             layer.gradients += 1
             return results
+
+        return self._alone(layer, call)
 
     def tidy(self) -> None:
         """Between steps: workers forget the shares of calls that are over. A fleet calls this; nobody else need to."""
@@ -285,10 +294,9 @@ class Runtime:
         )
 
     # --- helpers ----------------------------------------------------------------------------------------------------
-    @contextmanager
-    def _call(self, layer: Layer) -> Iterator[None]:
+    def _alone(self, layer: Layer, call: Callable[[], T]) -> T:
         """One layer call: alone in the runtime, without autograd and autocast, timed."""
-        with self._lock, torch.no_grad(), torch.autocast("cpu", enabled=False), phase("rest", layer.label):
+        with self._lock, _as_it_is(), phase("rest", layer.label):
             if self._closed:
                 raise FleetError(
                     f"layer {layer.label}: its runtime is closed. Use the model inside the runtime's context, or call "
@@ -299,7 +307,7 @@ class Runtime:
             begun, (waited, worked) = time.perf_counter(), self._worker_times()
             try:
                 self._inside = True
-                yield
+                return call()
             except (OpError, EncodingError) as error:
                 raise type(error)(f"layer {layer.label}: {error}") from None
             finally:
@@ -314,7 +322,7 @@ class Runtime:
     def _weights(self, layer: Layer, op: BilinearOp, w: Tensor) -> SentWeights:
         """The version of the weights that workers have, or a new one if the weights changed, however they did."""
         known = layer.weights
-        if known is not None and (known.op != op or known.tensor.shape != w.shape):
+        if known is not None and ((known.op is not op and known.op != op) or known.tensor.shape != w.shape):
             known = None  # of another form
         if known is not None and self._calls.are_still(known, w):
             return known
@@ -346,6 +354,17 @@ class Runtime:
                 PrivacyWarning,
                 stacklevel=2,
             )
+
+
+def _as_it_is() -> AbstractContextManager[None]:
+    """Without autograd and autocast: inside a function of autograd they are off, as a rule."""
+    return _plain() if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") else _NOTHING
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
 
 
 def _check_fleet(scheme: Scheme, fleet: Fleet) -> None:

@@ -12,8 +12,8 @@ remembered of the call before is tried first, and decides nothing: docs/adr/0036
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from math import isfinite, prod
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -33,8 +33,7 @@ TOO_LONG = (
 _PEAK = 6.0  # peak of a sum of independent terms over its standard deviation
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(NamedTuple):
     """Of a batch: the largest magnitude, the exponent at which that fills the bits, and the sizes of what the batch is
     rounded to there, by example and by channel, if they were counted.
     """
@@ -70,14 +69,15 @@ def survey(
 def _by_channel(op: BilinearOp, values: Tensor) -> Tensor:
     """(row, channel, rest)"""
     rows = op.rows(values)
-    return rows.reshape(*rows.shape[:2], prod(rows.shape[2:]))
+    count, channels, *rest = rows.shape
+    return rows.reshape(count, channels, prod(rest))
 
 
 def _sizes(op: BilinearOp, values: Tensor, moments: tuple[Tensor, Tensor]) -> tuple[Sizes, Sizes]:
     """By example, and by channel."""
-    by_row, by_channel = moments
-    by_example = by_row.view(values.shape[0], -1, 2).sum(1)
-    return Sizes.of(by_example, values[0].numel()), Sizes.of(by_channel, values.numel() // max(1, len(by_channel)))
+    (by_row, by_channel), count, examples = moments, values.numel(), values.shape[0]
+    by_example = by_row if by_row.shape[0] == examples else by_row.view(examples, -1, 2).sum(1)
+    return Sizes.of(by_example, count // max(1, examples)), Sizes.of(by_channel, count // max(1, by_channel.shape[0]))
 
 
 def weight_sizes(op: BilinearOp, shape: tuple[int, ...], moments: tuple[Tensor, Tensor]) -> tuple[Sizes, Sizes]:

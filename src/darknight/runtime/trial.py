@@ -45,7 +45,7 @@ Answers = dict[int, Tensor]
 Result = TypeVar("Result")  # of a pass: integers and floats in the field, floats in real arithmetic
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Case(Generic[Result]):
     """One pass.
 
