@@ -227,6 +227,22 @@ def test_short_tiles_go_past_the_cache_the_same(library, length, rounding):
         assert summed == (reference.checksum(torch.cat([before, expected])) if rounding is None else 0)
 
 
+@pytest.mark.parametrize("inputs", [1, 9, 64, 65, 127])  # as many as a form takes
+def test_a_checksum_is_made_of_as_many_inputs_as_there_may_be(library, inputs):
+    prime, length = PRIMES[1], 1500
+    torch.manual_seed(inputs)
+    matrix = [[1] * inputs + [1]]
+    noise, values = residues((1, 2, length), prime), torch.randn(2 * inputs, length).clamp_(-4, 3.99)
+    form = Form(tuple(map(tuple, matrix)), ((-1024, 1024),) * inputs + ((0, prime - 1),), prime, False)
+    made, found = ([torch.full((2, length), -7, dtype=torch.int32)] for _ in range(2))
+    expected = reference.encode(values, 8, None, matrix, noise, prime, inputs=inputs, outs=made)
+    kept = torch.full(values.shape, -7, dtype=torch.int32)
+    given = (library, form, values, 256.0, None, inputs, noise, found, kept)
+    assert compiled_field.encode(*given, masking._weights(), 0) == reference.checksum(expected)
+    assert torch.equal(found[0], made[0])
+    assert torch.equal(kept, expected)
+
+
 @pytest.mark.parametrize("length", [180_032, 180_033, 77])  # of whole lines, or not; and what stays in the cache
 @pytest.mark.parametrize("inputs", [1, 3, 4, 8, 9])
 @pytest.mark.parametrize("sign", [-1, 1])

@@ -8,13 +8,14 @@ from concurrent.futures import Future
 
 import pytest
 
-from darknight.types import Answer
+from darknight.types import Answer, Refusal
+from darknight.wire import Refused, switchboard
 from darknight.wire.bell import OVER, Bell
 from darknight.wire.grpc_link import _Stream
 from darknight.wire.lending import Lending
 from darknight.wire.segments import Kind
 from darknight.wire.switchboard import Awaited, Switchboard, attended, came_at, claimed
-from wire.peers import ask, bench, task
+from wire.peers import EchoSession, ask, bench, task
 
 DOOR = f"@darknight-switchboard-{os.getpid()}"
 NAME = "darknight-bells"
@@ -22,6 +23,21 @@ NAME = "darknight-bells"
 
 def answer(call):
     return Answer(layer="net.0", call=call, tensors={}, seconds=0.5)
+
+
+class Interrupting:
+    """A lock that is not had: once."""
+
+    def __init__(self, lock):
+        self.lock, self.once = lock, [KeyboardInterrupt()]
+
+    def __enter__(self):
+        if self.once:
+            raise self.once.pop()
+        return self.lock.__enter__()
+
+    def __exit__(self, *reason):
+        return self.lock.__exit__(*reason)
 
 
 class Worker:
@@ -299,7 +315,73 @@ def test_a_worker_that_ends_while_somebody_waits_for_it_wakes_him():
         made.sessions[0].gate.set()
 
 
-@pytest.mark.parametrize("where", [(_Stream, "_usual"), (Lending, "taken"), (Awaited, "set_result")])
+def test_who_waits_in_another_way_is_woken_at_once(board):
+    """A condition is made for him, and whoever hands the answer over has to see it."""
+    for _ in range(200):
+        future, woken, called = Awaited(board), [], []
+        future.add_done_callback(called.append)
+        waiting = threading.Thread(target=lambda future=future, woken=woken: woken.append(future.result(60).call))
+        waiting.start()
+        assert future.set_running_or_notify_cancel()
+        future.set_result(answer(5))
+        waiting.join(5)
+        assert (woken, called) == ([5], [future])
+
+
+def test_who_waits_is_woken_also_if_he_began_before_anybody_else_looked(board):
+    future, woken = Awaited(board), []
+    waiting = threading.Thread(target=lambda: woken.append(future.result(60).call))
+    waiting.start()
+    time.sleep(0.1)  # he has made the condition, and waits
+    assert future.set_running_or_notify_cancel()
+    future.set_result(answer(5))
+    waiting.join(5)
+    assert woken == [5]
+
+
+def test_a_copy_of_the_process_takes_answers_also_if_somebody_was_at_it(board):
+    with switchboard._CHANGING:
+        child = os.fork()
+        if not child:
+            threading.Thread(target=_taken_in_a_copy, args=(board,)).start()
+            time.sleep(5)
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def _taken_in_a_copy(board):
+    future = Awaited(board)
+    future.set_running_or_notify_cancel()
+    future.set_result(answer(5))
+    os._exit(0)
+
+
+class Refusing(EchoSession):
+    def reply(self, message):
+        return Refusal(message="no")
+
+
+def test_who_is_interrupted_while_he_takes_a_refusal_leaves_no_future_open(monkeypatch):
+    with bench(shared_memory=DOOR, make=Refusing) as made:
+        link = made.connect()
+        with pytest.raises(Refused):
+            ask(link, task(1)).result(10)
+        made.sessions[0].gate.clear()
+        futures = ask(link, task(2)), ask(link, task(3))
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with attended(futures[:1]) as first_done:
+            monkeypatch.setattr(Lending, "answered", interrupted)
+            made.sessions[0].gate.set()
+            with pytest.raises(KeyboardInterrupt):
+                first_done(futures[:1], 10, 1)
+        monkeypatch.undo()
+        assert all("interrupted" in str(future.exception(10)) for future in futures)
+
+
+@pytest.mark.parametrize("where", [(_Stream, "_usual"), (Lending, "taken"), (Awaited, "set_result"), None])
 def test_who_is_interrupted_while_he_takes_an_answer_loses_that_link_and_no_future_stays_open(where, monkeypatch):
     """Ctrl-C reaches the thread that waits, and now that one takes answers: at any point of it."""
     with bench(shared_memory=DOOR) as made:
@@ -312,7 +394,10 @@ def test_who_is_interrupted_while_he_takes_an_answer_loses_that_link_and_no_futu
             raise KeyboardInterrupt
 
         with attended([first]) as first_done:
-            monkeypatch.setattr(*where, interrupted)
+            if where is None:  # where he waits for others, before he took it from what waits
+                monkeypatch.setattr(link._stream, "_lock", Interrupting(link._stream._lock))
+            else:
+                monkeypatch.setattr(*where, interrupted)
             made.sessions[0].gate.set()
             with pytest.raises(KeyboardInterrupt):
                 first_done([first], 10, 1)

@@ -2,7 +2,7 @@
  *
  * Every loop runs over a few thousand numbers that stay in the first cache: what is quantised there is masked at once,
  * and what is unmasked is converted at once, so that each tensor is read and written once. Rows that are a multiple of
- * 4 KiB apart do not collide, because a loop touches three of them at most.
+ * 4 KiB apart do not collide, because a loop over a tile touches three of them at most.
  *
  * A processor reads and writes memory at the same time if what it reads next stands within some hundred instructions of
  * what it writes. Where a tensor is larger than the cache that decides how long a pass takes, so tiles are short there
@@ -173,7 +173,7 @@ INLINE uint64_t encode(const combination *what, const float *x, const rounding_k
     const int past = many(what->rows * groups * n), fetched = past && part == TILE; /* short tiles are read as they come */
     const int32_t *here[MOST_INPUTS + MOST_INPUTS];
     int32_t kept[MOST_KEPT * TILE] __attribute__((aligned(64)));
-    uint32_t words[TILE], sums[MOST_INPUTS] = {0};
+    uint32_t words[TILE], sums[MOST_INPUTS + MOST_INPUTS] = {0};
     uint64_t total = 0;
     recipe how[MOST_ROWS];
     for (int64_t r = 0; r < what->rows; r++) how[r] = recipe_of(what, r);

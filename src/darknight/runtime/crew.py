@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -46,11 +46,14 @@ class Order:
     holder: the worker and its epoch when the order was made. first: a share that it must keep before the task.
     """
 
-    worker: int
     holder: tuple[int, int]
     task: Task
     expected: Expected
     first: ForwardTask | None = None
+    worker: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.worker = self.holder[0]
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -295,20 +298,22 @@ class Crew:
         """Posts the weights to those workers that do not have them in their present epoch; who could not be reached."""
         lost: dict[int, WorkerError] = {}
         given, fleet, sent = weights.given, self._fleet, 0
-        for worker in workers:
-            epoch = fleet.epoch(worker)
-            if given.get(worker) == epoch:
-                continue
-            self._epochs[worker] = epoch
-            try:
-                fleet.post(worker, weights.message or self._message(weights))
-            except WorkerError as error:
-                lost[worker] = error
-            else:
-                given[worker] = epoch  # only now: a post that was interrupted is repeated
-                sent += weights.tensor.nbytes
-        if sent:
-            self._ledger.record(Traffic(sent=sent, received=0))
+        try:
+            for worker in workers:
+                epoch = fleet.epoch(worker)
+                if given.get(worker) == epoch:
+                    continue
+                self._epochs[worker] = epoch
+                try:
+                    fleet.post(worker, weights.message or self._message(weights))
+                except WorkerError as error:
+                    lost[worker] = error
+                else:
+                    given[worker] = epoch  # only now: a post that was interrupted is repeated
+                    sent += weights.tensor.nbytes
+        finally:
+            if sent:
+                self._ledger.record(Traffic(sent=sent, received=0))
         return lost
 
     def _message(self, weights: SentWeights) -> Weights:

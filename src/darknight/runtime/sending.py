@@ -110,7 +110,6 @@ class ForwardRound:
         if not masked.lies_with(seat, holder) and not self._desk.leave_to_send(self._layer, call, seat, worker):
             return None
         return Order(
-            worker=worker,
             holder=holder,
             task=self._task(
                 call,
@@ -125,7 +124,6 @@ class ForwardRound:
     def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
         orders = {
             seat: Order(
-                worker=worker,
                 holder=self._crew.now(worker),
                 task=self._task(self._desk.open_call(), mix(self.share(seat)), compute=True, keep=False),
                 expected=self._desk.expected({Pass.FORWARD: (1, *self._shape[1:])}),
@@ -313,7 +311,6 @@ class BackwardRound:
         if kinds not in self._expected:
             self._expected[kinds] = desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True)
         return Order(
-            worker=worker,
             holder=holder,
             task=self._task(seat, self._outgoing(seat, holder), kinds, self._share_shape, self._seed(seat)),
             expected=self._expected[kinds],
@@ -324,7 +321,6 @@ class BackwardRound:
         one = (1, *self._share_shape[1:])
         orders = {
             seat: Order(
-                worker=worker,
                 holder=self._crew.now(worker),
                 task=self._task(seat, mix(self._delta(seat)), (kind,), one),
                 expected=self._desk.expected({kind: one}),

@@ -421,15 +421,21 @@ class _Stream:
             with self._lock:
                 if self._open.pop(ticket, None) is None:
                     return True  # the link was closed meanwhile
-                release = lending.taken(ticket, self._oldest(), tensors) or _nothing
+                release = lending.taken(ticket, self._oldest(), tensors)
             if future.set_running_or_notify_cancel():
                 layer, call = question.layer, question.call
                 future.set_result(Answer(layer=layer, call=call, tensors=tensors, seconds=seconds, release=release))
-        except BaseException:  # Ctrl-C, of whoever waits: nobody else knows of this one any more
-            with suppress(InvalidStateError):
-                future.set_exception(LinkClosed(_INTERRUPTED))
+        except BaseException as error:
+            self._lose(ticket, question, error)
             raise
         return True
+
+    def _lose(self, ticket: int, question: Question, error: BaseException) -> None:
+        """Who took this answer did not come to its end, and nobody else may know of it any more."""
+        self._open.pop(ticket, None)
+        why = self._meaning(error) if isinstance(error, Exception) else LinkClosed(_INTERRUPTED)
+        with suppress(InvalidStateError):  # it was handed over
+            question.future.set_exception(_again(why))
 
     def _ask_why(self, failure: LinkError) -> None:
         if not self._over.wait(_LAST_WORDS):
@@ -515,18 +521,24 @@ class _Stream:
             self._welcome.set_result(welcome)
 
     def _resolve(self, ticket: int, reply: Reply | None) -> None:
-        with self._lock:
-            question = self._open.pop(ticket, None)
-            if self._lending is not None:
-                answer = reply if question is not None and isinstance(reply, Answer) else None
-                given = self._lending.answered(ticket, self._oldest(), answer)
-                reply = reply if given is None else given
-        if question is None or not question.future.set_running_or_notify_cancel() or reply is None:
-            return  # the link was closed meanwhile, or the answer is not wanted any more
-        if isinstance(reply, Refusal):
-            question.future.set_exception(Refused(reply.message))
-        else:
-            question.future.set_result(reply)
+        question = self._open.get(ticket)
+        try:
+            with self._lock:
+                question = self._open.pop(ticket, None)
+                if self._lending is not None:
+                    answer = reply if question is not None and isinstance(reply, Answer) else None
+                    given = self._lending.answered(ticket, self._oldest(), answer)
+                    reply = reply if given is None else given
+            if question is None or not question.future.set_running_or_notify_cancel() or reply is None:
+                return  # the link was closed meanwhile, or the answer is not wanted any more
+            if isinstance(reply, Refusal):
+                question.future.set_exception(Refused(reply.message))
+            else:
+                question.future.set_result(reply)
+        except BaseException as error:
+            if question is not None:
+                self._lose(ticket, question, error)
+            raise
 
     def _explained(self, error: Any) -> LinkError:
         """What a status of gRPC means; `details` may be the worker's own words."""
@@ -590,10 +602,6 @@ _ALIVE: set[_Stream] = set()
 def _close_all() -> None:
     for stream in list(_ALIVE):
         stream.close()
-
-
-def _nothing() -> None:
-    """How a copy is released."""
 
 
 def _again(failure: LinkError) -> LinkError:

@@ -205,15 +205,18 @@ class Lending:
         lent.
         """
         release = self.taken(ticket, oldest, {} if answer is None else answer.tensors)
-        return answer if answer is None or release is None else replace(answer, release=release)
+        return None if answer is None else replace(answer, release=release)
 
-    def taken(self, ticket: int, oldest: int, tensors: Mapping[Pass, Tensor]) -> Callable[[], None] | None:
-        """The same. tensors: of the answer, if somebody gets one. Returns how they are released, if they are lent."""
+    def taken(self, ticket: int, oldest: int, tensors: Mapping[Pass, Tensor]) -> Callable[[], None]:
+        """The same. tensors: of the answer, if somebody gets one. Returns how they are released, as far as they are
+        lent.
+        """
         places: list[tuple[int, Pass]] = []
+        release = partial(self._release, places)
         with self._lock:
             loan = self._tasks.pop(ticket, None)
             if loan is None:
-                return None
+                return release
             for kind, block in loan.answers.items():
                 tensor = tensors.get(kind) if loan.lent is not None else None
                 if tensor is None:
@@ -226,7 +229,7 @@ class Lending:
                     places.append(place)
             self._put_back(ticket, loan)
             self._settle(oldest)
-        return partial(self._release, places) if places else None
+        return release
 
     def _put_back(self, ticket: int, loan: Loan) -> None:
         """The share of a task that was answered."""

@@ -49,9 +49,8 @@ class Awaited(Future[Answer]):
     def __getattr__(self, name: str) -> Any:
         if name != "_condition":
             raise AttributeError(name)
-        made = threading.Condition()  # not under the lock: a collection could end somebody's wait here
         with _CHANGING:
-            return self.__dict__.setdefault(name, made)
+            return self.__dict__.setdefault(name, threading.Condition())
 
     def done(self) -> bool:
         return self._state in _DONE  # without a lock: a state is looked at, and it does not go back
@@ -84,7 +83,16 @@ class Awaited(Future[Answer]):
         super().set_exception(exception)
 
 
-_CHANGING = threading.Lock()  # of states of answers without a condition
+_CHANGING = threading.RLock()  # of states of answers without a condition; a collection may come while it is held
+
+
+def _free_again() -> None:
+    """In a copy of this process: whoever held it is not there."""
+    global _CHANGING
+    _CHANGING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_again)
 
 
 class Switchboard:
