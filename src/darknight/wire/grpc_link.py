@@ -54,7 +54,7 @@ from darknight.wire.readers import Question, ReplyReader
 from darknight.wire.shared_memory import Host, Memory
 from darknight.wire.switchboard import Awaited, Switchboard
 from darknight.wire.tls import CLIENT_OPTIONS, METHOD, SERVICE, client_credentials, grpc
-from darknight.wire.usual import answer_around, posted_frame, seconds_of, task_frame, ticket_of, ticketed
+from darknight.wire.usual import answer_around, posted_frame, task_frame, ticket_of, ticketed
 
 _log = logging.getLogger("darknight.fleet")
 
@@ -408,13 +408,14 @@ class _Stream:
         """Takes an answer in shared memory whose frame is to the letter that of an honest worker; False of any other,
         which the reader judges.
         """
-        ticket = ticket_of(frame)
-        question = None if ticket is None or ticket > self._outbox.sent else self._open.get(ticket)
-        lending = self._lending
-        if ticket is None or question is None or question.usual is None or lending is None:
+        ticket, lending = ticket_of(frame), self._lending
+        if ticket is None or lending is None or ticket > self._outbox.sent:
             return False
-        seconds, collect, future = seconds_of(frame, *question.usual), question.collect, question.future
-        if seconds is None or collect is None or future.cancelled():
+        question = self._open.get(ticket)
+        if question is None or (seconds := question.seconds_of(frame, ticket)) is None:
+            return False
+        collect, future = question.collect, question.future
+        if collect is None or future.cancelled():
             return False
         tensors = collect()
         try:

@@ -79,6 +79,11 @@ class Question:
     collect: Callable[[], dict[Pass, Tensor]] | None = None
     usual: tuple[bytes, bytes] | None = None
 
+    def seconds_of(self, frame: bytes, ticket: int) -> float | None:
+        """What the worker says it took, if the frame is to the letter the answer of an honest one to this question."""
+        around = self.usual or usual.answer_around(self.layer, self.call, self.expected, ticket)
+        return usual.seconds_of(frame, *around)
+
 
 class ReplyReader:
     """Frames of a worker -> replies to the questions that `find` knows."""
@@ -121,13 +126,11 @@ class ReplyReader:
             return False
         if question is None:
             return False
-        layer, call, expected = question.layer, question.call, question.expected
-        before, after = question.usual or usual.answer_around(layer, call, expected, ticket)
-        seconds = usual.seconds_of(frame, before, after)
+        seconds = question.seconds_of(frame, ticket)
         if seconds is None:
             return False
         self._ticket = ticket
-        tensors = self._tensors(question)
+        tensors, layer, call = self._tensors(question), question.layer, question.call
         self._reply = None if tensors is None else Answer(layer=layer, call=call, tensors=tensors, seconds=seconds)
         return True
 
