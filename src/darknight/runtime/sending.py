@@ -39,7 +39,6 @@ class ForwardRound:
         self._keeping = frozenset(code.grad_rows if keep else ())
         self._share_shape = desk.share_shape(saved.x_shape)
         self._shape = op.output_shape(self._share_shape, saved.weights.shape)
-        self._computing, self._keeping_only = desk.expected({Pass.FORWARD: self._shape}, lent=True), desk.expected({})
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
         self._begun: tuple[Asked, Gathered] | None = None  # until somebody waits for it
@@ -100,9 +99,15 @@ class ForwardRound:
 
     def _orders(self, seats: Iterable[int], also: Iterable[int] = ()) -> dict[int, Order]:
         computing = set(seats)
-        return {j: made for j in sorted({*computing, *also}) if (made := self._order(j, j in computing)) is not None}
+        due, nothing = self._desk.expected({Pass.FORWARD: self._shape}, lent=True), self._desk.expected({}, lent=True)
+        orders = {}
+        for seat in sorted({*computing, *also}):
+            made = self._order(seat, seat in computing, due if seat in computing else nothing)
+            if made is not None:
+                orders[seat] = made
+        return orders
 
-    def _order(self, seat: int, compute: bool) -> Order | None:
+    def _order(self, seat: int, compute: bool, expected: Expected) -> Order | None:
         worker, call, masked = self._crew.seats.worker(seat), self._saved.call, self._masked
         if worker is None or worker in self._failed:
             return None
@@ -118,7 +123,7 @@ class ForwardRound:
                 keep=seat in self._keeping,
                 seed=masked.seeds.get(seat),
             ),
-            expected=self._computing if compute else self._keeping_only,
+            expected=expected,
         )
 
     def _question(self, suspects: Mapping[int, tuple[int, Mix]]) -> Round:
@@ -189,7 +194,6 @@ class BackwardRound:
         self._clear = not code.masks_gradients
         self._share_shape = desk.share_shape(saved.x_shape)
         self._shapes = {Pass.GRAD_INPUT: self._share_shape, Pass.GRAD_WEIGHT: saved.weights.shape}
-        self._expected: dict[tuple[Pass, ...], Expected] = {}  # of those that are asked for these passes
         self._keepers: dict[int, int | None] | None = None  # by seat, while it begins
         self._failed: set[int] = set()
         self._lent: list[Callable[[], None]] = []
@@ -278,14 +282,18 @@ class BackwardRound:
     def _orders(self, kinds: Mapping[int, tuple[Pass, ...]]) -> dict[int, Order]:
         orders: dict[int, Order] = {}
         taken: set[int] = set()
+        due = {
+            passes: self._desk.expected({kind: self._shapes[kind] for kind in passes}, lent=True)
+            for passes in set(kinds.values())
+        }
         for seat in sorted(kinds):
-            made = self._order(seat, kinds[seat], taken)
+            made = self._order(seat, kinds[seat], taken, due[kinds[seat]])
             if made is not None:
                 orders[seat] = made
                 taken.add(made.worker)
         return orders
 
-    def _order(self, seat: int, kinds: tuple[Pass, ...], taken: set[int]) -> Order | None:
+    def _order(self, seat: int, kinds: tuple[Pass, ...], taken: set[int], expected: Expected) -> Order | None:
         desk, call, first = self._desk, self._saved.call, None
         keeper = self._holder(seat)
         worker = self._crew.seats.worker(seat) if keeper is None else keeper
@@ -308,12 +316,10 @@ class BackwardRound:
             )
         if not self._clear and not lies_there:
             desk.note_sent(self._layer, masking, seat, worker)
-        if kinds not in self._expected:
-            self._expected[kinds] = desk.expected({kind: self._shapes[kind] for kind in kinds}, lent=True)
         return Order(
             holder=holder,
             task=self._task(seat, self._outgoing(seat, holder), kinds, self._share_shape, self._seed(seat)),
-            expected=self._expected[kinds],
+            expected=expected,
             first=first,
         )
 
