@@ -39,13 +39,14 @@ typedef struct {
  * reduced before they are complete. */
 #define WIDE __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw")))
 #define LINE 16  /* numbers of a vector */
+#define SOON 512 /* numbers of a row, after which one is read that is fetched now */
 #define LOWER 25 /* bits of a sum that are reduced, or weighed, apart from those above */
 
 WIDE INLINE __mmask16 first_of(int64_t left) { return (__mmask16)(left < LINE ? (1 << left) - 1 : 0xFFFF); }
 
 /* What will be read in a moment. Beyond the end it does nothing: a prefetch never faults. */
 WIDE INLINE void fetch_soon(numbers x, int rounded) {
-    __builtin_prefetch(rounded ? (const void *)x.values : (const void *)x.integers, 0, 2);
+    __builtin_prefetch(rounded ? (const void *)x.values : (const void *)x.integers, 0, 3);
 }
 
 /* As number. The factor is a power of two, so it is the same in single precision, but for what is rounded to zero. */
@@ -639,7 +640,7 @@ WIDE INLINE void wide_rows(const projecting *s, int rounded, int64_t place, int6
             const __mmask16 some = l + 1 < lines ? 0xFFFF : last;
             const __m512i line = wide_number(x, l * LINE, some, rounded);
             const __m512i other = _mm512_srli_epi64(line, 32);
-            fetch_soon(from_here(x, l * LINE + TILE), rounded);
+            fetch_soon(from_here(x, l * LINE + SOON), rounded);
             even[0][l] = plus_product(even[0][l], line, v), odd[0][l] = plus_product(odd[0][l], other, v);
             even[1][l] = plus_product(even[1][l], line, w), odd[1][l] = plus_product(odd[1][l], other, w);
         }
