@@ -22,7 +22,7 @@ from kernels.test_field import drawn_matrix, placed, residues
 from kernels.test_residues import MODULI, at_once, entries, usable
 
 KINDS = ["", "avx2_", "plain_"]
-POSITIONS = [1, 2, 9, 16, 49, 195, 255, 256, 257, 784, 1024, 2048, 2065, 3001]
+POSITIONS = [1, 2, 9, 16, 49, 195, 255, 256, 257, 512, 513, 784, 1024, 2048, 2065, 3001]
 
 
 @pytest.fixture(params=KINDS, ids=["chosen", "avx2", "plain"])

@@ -75,7 +75,7 @@ def chosen(kind: str = "") -> Function | None:
 
 @cache
 def _reads_on() -> bool:
-    """Whether the sum of all answers is made from one end to the other, and not in tiles."""
+    """Whether the sum of all answers is made in strips, and not in tiles."""
     totals = compiled.loaded("unmasking", "darknight_unmask_totals_3", (), ctypes.c_int64)
     return totals is not None and bool(totals())
 

@@ -49,6 +49,12 @@ typedef struct {
     int64_t group, line, channel, some, start, width;
 } tile_of;
 
+/* How many positions a tile has: all of them, or about equal parts that are whole vectors, of `most` at most. */
+INLINE int64_t part_of(int64_t positions, int64_t most) {
+    const int64_t parts = (positions + most - 1) / most, width = (positions + parts - 1) / parts;
+    return parts == 1 ? positions : (width + 15) / 16 * 16;
+}
+
 /* Fetches what comes next: the same positions of the next channels. Beyond the end it does nothing. */
 INLINE void ahead_of_runs(const int32_t *from, const unmasking *s, const tile_of *t) {
     const int64_t runs = t->width == s->positions ? 1 : t->some, length = t->some * t->width / runs;
@@ -321,12 +327,11 @@ INLINE void store_longer(const int64_t *restrict low, const int64_t *restrict hi
 
 /* --- with AVX-512, the sum of all answers, which a weight gradient is --------------------------------------------------
  *
- * A pair of channels at a time, and of these as many positions side by side as there is room for sums: whole channels of
- * most layers, so that every answer is read from one end to the other. */
-#define STRIP (RESULTS * POSITIONS) /* positions: b.longer as (rep, STRIP) */
+ * A pair of channels at a time, and of these as many positions side by side as have sums that stay in the first cache. The
+ * same positions of the next pair are fetched meanwhile. */
+#define STRIP 512 /* positions: b.longer as (rep, STRIP) */
 #define SUMMED 15 /* answers, at most: so many residues, and half a prime, fit 32 bits */
 #define USUAL 6   /* answers, of the usual scheme */
-#define NEXT 512  /* numbers */
 
 typedef struct {
     const int32_t *x[ANSWERS][PAIR];
@@ -334,6 +339,7 @@ typedef struct {
     __m512i u[PAIR], w[PAIR], prime, half;
     __m512i most[ANSWERS]; /* of each answer up to now */
     __m512 scale;
+    int64_t next; /* where the next answers are */
 } summands;
 
 /* [0, 16 primes) -> [0, prime) */
@@ -350,7 +356,7 @@ WIDE INLINE void wide_sum(summands *b, int64_t *first, int64_t *second, int64_t 
     for (int c = 0; c < count; c++) {
         __m512i value = b->half;
         for (int64_t j = 0; j < answers; j++) {
-            const __m512i answer = answered(b->x[j][c] + i, some, NEXT);
+            const __m512i answer = answered(b->x[j][c] + i, some, b->next);
             b->most[j] = _mm512_max_epu32(b->most[j], answer);
             value = _mm512_add_epi32(value, answer);
         }
@@ -366,7 +372,8 @@ WIDE INLINE void wide_sums_of(const unmasking *s, const field *f, const tile_of 
                               int64_t *first, int64_t *second) {
     const int64_t place = t->channel * s->positions + t->start;
     const double *u = s->u + t->channel;
-    summands b = {.prime = _mm512_set1_epi32(f->prime), .half = _mm512_set1_epi32(f->half), .scale = _mm512_set1_ps(s->scale)};
+    summands b = {.prime = _mm512_set1_epi32(f->prime), .half = _mm512_set1_epi32(f->half), .scale = _mm512_set1_ps(s->scale),
+                  .next = count * s->positions};
     for (int64_t j = 0; j < answers; j++) b.most[j] = _mm512_setzero_si512();
     for (int c = 0; c < count; c++) {
         for (int64_t j = 0; j < answers; j++) b.x[j][c] = s->sources[j] + place + c * s->positions;
@@ -392,11 +399,12 @@ WIDE INLINE void wide_strip(const unmasking *s, const field *f, tile_of t, int64
 WIDE static void wide_total(const unmasking *s, const field *f, int past, bench *b) {
     const int64_t answers = s->what.sources;
     const int whole = past && s->positions % LINE == 0 && before_a_line(s->floats, 1) == 0;
+    const int64_t part = part_of(s->positions, STRIP);
     int64_t *sums = b->longer[0][0];
-    for (int64_t start = 0; start < s->positions; start += STRIP) {
+    for (int64_t start = 0; start < s->positions; start += part) {
         const int64_t left = s->positions - start;
-        const tile_of t = {0, 0, 0, 0, start, left < STRIP ? left : STRIP};
-        memset(b->longer, 0, sizeof b->longer);
+        const tile_of t = {0, 0, 0, 0, start, left < part ? left : part};
+        memset(sums, 0, 2 * STRIP * sizeof *sums);
         if (answers == USUAL)
             wide_strip(s, f, t, USUAL, whole, sums, sums + STRIP);
         else
@@ -512,12 +520,6 @@ INLINE void unmask_line(const unmasking *s, const field *f, const recipe *how, t
     }
 }
 
-/* How many positions a tile has: all of them, or about equal parts that are whole vectors. */
-INLINE int64_t part_of(int64_t positions) {
-    const int64_t parts = (positions + POSITIONS - 1) / POSITIONS, width = (positions + parts - 1) / parts;
-    return parts == 1 ? positions : (width + 15) / 16 * 16;
-}
-
 INLINE void unmask(const unmasking *s, int twice, int wide) {
     bench b;
     const field f = field_of(&s->what);
@@ -534,7 +536,7 @@ INLINE void unmask(const unmasking *s, int twice, int wide) {
         return;
     }
 #endif
-    const int64_t part = part_of(s->positions);
+    const int64_t part = part_of(s->positions, POSITIONS);
     const int64_t most = TILE / part, step = part < s->positions ? TOGETHER : most < TOGETHER ? most : most / 4 * 4;
     for (int64_t start = 0; start < s->positions; start += part) {
         const int64_t left = s->positions - start, width = left < part ? left : part;
@@ -603,7 +605,7 @@ void darknight_unmask_plain_3(const unmasking *s) { unmask_plain(s); }
 void darknight_unmask_avx2_3(const unmasking *s) { unmask_avx2(s); }
 #endif
 
-/* Whether sums of all answers are read from one end to the other. */
+/* Whether sums of all answers are made in strips. */
 int64_t darknight_unmask_totals_3(void) {
 #if defined(__x86_64__)
     return chosen == unmask_avx512;
