@@ -3,7 +3,7 @@
 The default scheme (K=4, M=1, masked gradients), one thread, tensors that are far larger than the cache. An encode reads
 x and the noise, and writes the quantised x and a share for each worker; a decode reads the answers, and writes integers
 and floats. All take turns, in seconds of the processor, and the best of several counts. Examples are as large as those
-of layers, 4 MiB for x of 64: a processor fetches ahead by itself what it reads of rows that stand further apart.
+of layers, 4 MiB of 64: of rows that stand further apart a processor fetches by itself what is read next.
 """
 
 from __future__ import annotations
