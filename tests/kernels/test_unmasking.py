@@ -178,8 +178,8 @@ def test_a_sum_names_every_answer_outside_the_field(function, value, place):
     assert weighed_total(function, sources)[0] == [1, 5]
 
 
-def test_a_sum_of_many_positions_is_made_here_if_it_is_read_from_one_end_to_the_other(function):
-    if not compiled_unmasking._reads_on():
+def test_a_sum_of_many_positions_is_made_here_if_it_is_made_in_strips(function):
+    if not compiled_unmasking._in_strips():
         pytest.skip("another processor")
     torch.manual_seed(3)
     sources = [residues((1, 130, 8800), 2**28 - 57) for _ in range(6)]  # past the cache, in strips
@@ -191,6 +191,8 @@ def test_a_sum_of_many_positions_is_made_here_if_it_is_read_from_one_end_to_the_
     assert torch.equal(floats, integers[0, 0].float())
     wanted = (integers[0, 0].long().sum(0) + half).remainder(2**28 - 57) - half
     assert torch.equal(sums, wanted.to(torch.int32).expand(2, -1))
+    sources[2][0, 0, 0] = sources[4][0, -1, -1] = 2**28 - 57  # in the first strip, and in the last
+    assert weighed_total(function, sources)[0] == [2, 4]
 
 
 @pytest.mark.parametrize("other", [-1, 1])

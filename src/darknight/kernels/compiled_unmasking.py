@@ -74,7 +74,7 @@ def chosen(kind: str = "") -> Function | None:
 
 
 @cache
-def _reads_on() -> bool:
+def _in_strips() -> bool:
     """Whether the sum of all answers is made in strips, and not in tiles."""
     totals = compiled.loaded("unmasking", "darknight_unmask_totals_3", (), ctypes.c_int64)
     return totals is not None and bool(totals())
@@ -104,7 +104,7 @@ def unmask(
     width = channels * weighing.positions
     if structure is None or results > _MOST_RESULTS or len(sources) > _MOST_ANSWERS or reps > _MOST_REPETITIONS:
         return None
-    if results == 1 and weighing.positions >= _FAR and not (_reads_on() and set(form.matrix[0]) == {1}):
+    if results == 1 and weighing.positions >= _FAR and not (_in_strips() and set(form.matrix[0]) == {1}):
         return None
     if not examples or not width or groups != -(-examples // results):
         return None

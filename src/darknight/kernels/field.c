@@ -161,8 +161,8 @@ INLINE int in_parts(const combination *what, const int32_t *q, int32_t *const *o
     return aligned && many(what->rows * groups * n);
 }
 
-/* Fetches what comes after a part of a row meanwhile. By itself a processor does so for rows that stand far apart: those
- * less than 8 MiB apart took twice as long. */
+/* Fetches what comes after a part of a row meanwhile. A processor that does so by itself for rows 8 MiB apart or more took
+ * twice as long for others (docs/adr/0049). */
 INLINE void next_part(const void *from, int64_t part) {
     if (part == TILE) {
         ahead(from);

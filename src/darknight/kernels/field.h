@@ -16,7 +16,7 @@
 #define MOST_INPUTS 64
 #define MOST_ROWS 128
 #define MOST_KEPT 8    /* quantised tiles that stay in the first cache */
-#define LARGE (1 << 18) /* numbers */
+#define LARGE (1 << 18) /* numbers: a megabyte, about what a second-level cache has room for besides operands */
 #define FOLD 32 /* products below 2^57 between two reductions */
 #define INLINE static inline __attribute__((always_inline))
 

@@ -332,6 +332,8 @@ INLINE void store_longer(const int64_t *restrict low, const int64_t *restrict hi
 #define STRIP 512 /* positions: b.longer as (rep, STRIP) */
 #define SUMMED 15 /* answers, at most: so many residues, and half a prime, fit 32 bits */
 #define USUAL 6   /* answers, of the usual scheme */
+_Static_assert(2 * STRIP <= RESULTS * 2 * POSITIONS, "b.longer has room for a strip of both repetitions");
+_Static_assert(STRIP % LINE == 0, "a part of a strip is whole vectors");
 
 typedef struct {
     const int32_t *x[ANSWERS][PAIR];
