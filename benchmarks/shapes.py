@@ -19,8 +19,7 @@ from timing import best
 from darknight.coding import Scheme, draw_code, field
 from darknight.coding.arithmetic import PRIME_28
 from darknight.integrity import Rounded, sides
-from darknight.integrity.freivalds import moduli_for
-from darknight.integrity.weighed import Weighed, weighing_for
+from darknight.integrity.weighed import Weighed, moduli_for, weighing_for
 from darknight.kernels import encode
 from darknight.ops import Conv
 from darknight.ops.conv import Padding
@@ -31,7 +30,7 @@ PLANES = [(64, 224), (128, 112), (256, 56), (128, 56), (512, 28), (256, 28), (10
 SAME = Conv(stride=(1, 1), padding=Padding(((1, 1), (1, 1)), "zeros"), dilation=(1, 1))
 ELSEWHERE = 64 << 20  # bytes
 EXPONENT = 8
-LARGEST = 1 << 11
+MOST = 4.0  # magnitude of x
 
 
 def main() -> None:
@@ -57,7 +56,7 @@ def measured(
     """Seconds of each pass, those of a copy of as many bytes, and the numbers of the batch."""
     scheme, randomness = Scheme(inputs=4, colluders=1), Randomness.from_operating_system()
     code = draw_code(scheme, randomness.fresh())
-    x = torch.randn(batch, channels, size, size).clamp_(-4, 4)
+    x = torch.randn(batch, channels, size, size).clamp_(-MOST, MOST)  # an encode is told what its numbers are between
     share = (-(-batch // scheme.inputs), *x.shape[1:])
     noise = uniform_below(randomness.fresh(), (scheme.colluders, *share), PRIME_28)
     shares = [
@@ -70,8 +69,19 @@ def measured(
     result, moduli = Weighed(tuple(x.shape), vectors, sums), moduli_for(PRIME_28, False)
 
     def encoded() -> object:
-        rows, options = code.A.integers, {"inputs": scheme.inputs, "largest": LARGEST, "outs": shares}
-        return encode(x, EXPONENT, None, rows, noise, PRIME_28, keep=False, row=0, **options)
+        return encode(
+            x,
+            EXPONENT,
+            None,
+            code.A.integers,
+            noise,
+            PRIME_28,
+            inputs=scheme.inputs,
+            largest=int(MOST * 2**EXPONENT),
+            outs=shares,
+            keep=False,
+            row=0,
+        )
 
     def decoded() -> object:
         return field.decode_weighed(code.A, answers, PRIME_28, EXPONENT, batch, weighing, into=floats)
@@ -79,10 +89,8 @@ def measured(
     def checked() -> object:
         return sides.forward(SAME, result, Rounded(x, EXPONENT), weights, moduli)
 
-    written, read = (
-        sum(each.nbytes for each in shares if each is not None),
-        sum(each.nbytes for each in answers.values()),
-    )
+    written = sum(each.nbytes for each in shares if each is not None)
+    read = sum(each.nbytes for each in answers.values())
     runs = {
         encoded: x.nbytes + noise.nbytes + written,
         decoded: read + floats.nbytes,
@@ -90,6 +98,8 @@ def measured(
     }
     found = []
     for run, nbytes in runs.items():
+        if run() is None:
+            raise SystemExit("this installation has no compiled kernels: install it where there is a C compiler")
         source, target = torch.ones(nbytes // 2, dtype=torch.uint8), torch.ones(nbytes // 2, dtype=torch.uint8)
         turns = best(emptied, run, emptied, partial(target.copy_, source), times=times, clock=time.thread_time)
         found.append((turns[1], turns[3], x.numel()))
